@@ -1,0 +1,72 @@
+"""Settings, validated once. The only module that reads environment variables."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from inferscale_sdk.errors import ConfigurationError
+
+__all__ = ["Settings", "settings"]
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What the environment says.
+
+    | field | variable | meaning |
+    |---|---|---|
+    | ``home`` | ``INFERSCALE_HOME`` | where stores, models and KV live |
+    | ``server_python`` | ``INFERSCALE_SERVER_PYTHON`` | interpreter that has vLLM |
+    | ``server_secret`` | ``INFERSCALE_SERVER_SECRET`` | shared secret with the server |
+    | ``base_url`` | ``INFERSCALE_BASE_URL`` | a running server, e.g. ``http://127.0.0.1:8000`` |
+    | ``api_key`` | ``INFERSCALE_API_KEY`` | sent as bearer token |
+
+    Raises:
+        ConfigurationError: A variable has a value that cannot be used.
+    """
+
+    home: Path
+    server_python: Path | None = None
+    server_secret: bytes | None = None
+    base_url: str | None = None
+    api_key: str | None = None
+
+    @classmethod
+    def from_env(cls, env: Mapping[str, str] | None = None) -> Settings:
+        """Read ``env``, by default the process's environment."""
+        env = os.environ if env is None else env
+        home = env.get("INFERSCALE_HOME")
+        python = env.get("INFERSCALE_SERVER_PYTHON")
+        if python and not Path(python).exists():
+            raise ConfigurationError(
+                f"INFERSCALE_SERVER_PYTHON={python!r} does not exist; "
+                "give the path of a Python that has vLLM installed, or unset it"
+            )
+        secret = env.get("INFERSCALE_SERVER_SECRET")
+        if secret is not None and len(secret) < 16:
+            raise ConfigurationError(
+                f"INFERSCALE_SERVER_SECRET has {len(secret)} characters; use at least 16"
+            )
+        return cls(
+            home=Path(home).expanduser() if home else _default_home(),
+            server_python=Path(python) if python else None,
+            server_secret=secret.encode() if secret else None,
+            base_url=env.get("INFERSCALE_BASE_URL") or None,
+            api_key=env.get("INFERSCALE_API_KEY") or None,
+        )
+
+
+def _default_home() -> Path:
+    from platformdirs import user_data_path
+
+    return user_data_path("inferscale")
+
+
+@cache
+def settings() -> Settings:
+    """The process's settings, read once. Tests call ``settings.cache_clear()``."""
+    return Settings.from_env()

@@ -1,0 +1,1 @@
+"""Who turns tokens into text and KV."""

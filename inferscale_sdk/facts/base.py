@@ -1,0 +1,222 @@
+"""The contract of a fact store.
+
+The store is the truth: text, owner, times and order. Vectors and KV are derived and can be made
+again from it. It also keeps two ledgers that must survive a restart: which segment of KV each fact
+has (so that nothing is encoded twice) and which keys still have to be forgotten on the server.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from inferscale_sdk.types import Fact, FactEvent, Namespace, NewFact
+
+__all__ = ["EncodingRecord", "FactStore"]
+
+
+@dataclass(frozen=True, slots=True)
+class EncodingRecord:
+    """One fact version has KV under ``key`` for one profile.
+
+    Args:
+        fact_id: The fact.
+        version: The version whose text was encoded.
+        profile: Model fingerprint, frame version and window strategy; KV of one profile is
+            useless to another.
+        key: The segment's key.
+        n_tokens: Tokens of the segment.
+        context_fact_ids: The facts that stood in the window, in order. When one of them changes
+            or goes, this segment must go too.
+        created_at: When it was encoded (UTC).
+    """
+
+    fact_id: str
+    version: int
+    profile: str
+    key: str
+    n_tokens: int
+    context_fact_ids: tuple[str, ...]
+    created_at: datetime
+
+
+class FactStore(ABC):
+    """Facts of many namespaces, with versions, history and two ledgers.
+
+    Every method that takes a ``scope`` sees only facts whose owner the scope covers, and raises
+    :class:`~inferscale_sdk.errors.NamespaceError` for an empty scope. Methods are safe to call
+    from several threads and from several processes on one store. Softly deleted facts are seen
+    only by :meth:`history` and where ``include_deleted`` is set.
+    """
+
+    # -- facts -----------------------------------------------------------------------------
+
+    @abstractmethod
+    def add(self, facts: Sequence[NewFact], owner: Namespace) -> list[Fact]:
+        """Store facts in order, in one transaction.
+
+        Positions continue those of their conversation *within this owner's partition*
+        (``owner.partition``), so that a window can be taken over what one user said.
+
+        Raises:
+            NamespaceError: ``owner`` is empty.
+            ConfigurationError: A text is blank or longer than the store's ``max_fact_chars``, or
+                metadata is not JSON; nothing is stored then.
+        """
+
+    @abstractmethod
+    def get(self, fact_id: str, scope: Namespace, *, include_deleted: bool = False) -> Fact:
+        """The current version.
+
+        Raises:
+            NotFoundError: No such fact in this scope, or it is deleted.
+        """
+
+    @abstractmethod
+    def get_many(self, fact_ids: Sequence[str], scope: Namespace) -> list[Fact]:
+        """The current versions of those that exist in this scope, in the order asked for."""
+
+    @abstractmethod
+    def find(
+        self,
+        scope: Namespace,
+        *,
+        filters: Mapping[str, Any] | None = None,
+        conversation_id: str | None = None,
+        since: datetime | None = None,
+        until: datetime | None = None,
+        include_deleted: bool = False,
+        limit: int | None = None,
+        offset: int = 0,
+    ) -> list[Fact]:
+        """Facts ordered by creation, then position.
+
+        ``filters`` are metadata equalities ``{"topic": "food"}`` or operators
+        ``{"year": {"gte": 2020, "lt": 2024}}`` with ``eq ne gt gte lt lte in exists``. ``since``
+        (inclusive) and ``until`` (exclusive) compare the event time, or the creation time of
+        facts that have none.
+        """
+
+    @abstractmethod
+    def count(self, scope: Namespace) -> int:
+        """How many live facts the scope covers."""
+
+    @abstractmethod
+    def update(
+        self,
+        fact_id: str,
+        scope: Namespace,
+        *,
+        text: str | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        event_time: datetime | None = None,
+    ) -> Fact:
+        """Store a new version; what is ``None`` stays. Metadata is replaced, not merged.
+
+        Returns the new version; an update that changes nothing returns the current one.
+
+        Raises:
+            NotFoundError: As for :meth:`get`.
+        """
+
+    @abstractmethod
+    def delete(self, fact_id: str, scope: Namespace, *, hard: bool = False) -> Fact:
+        """Delete softly (text stays in history) or hard (text is erased everywhere, history too).
+
+        Returns the fact as it was. A hard delete also works on a softly deleted fact.
+
+        Raises:
+            NotFoundError: As for :meth:`get`.
+        """
+
+    @abstractmethod
+    def delete_all(self, scope: Namespace, *, hard: bool = False) -> list[Fact]:
+        """Delete every fact the scope covers; returns them as they were."""
+
+    @abstractmethod
+    def history(self, fact_id: str, scope: Namespace) -> list[FactEvent]:
+        """What happened to the fact, oldest first; works on deleted facts.
+
+        Raises:
+            NotFoundError: The scope never held such a fact.
+        """
+
+    @abstractmethod
+    def preceding(self, fact: Fact, n: int) -> list[Fact]:
+        """Up to ``n`` live facts before ``fact`` in its conversation and partition, oldest first."""
+
+    @abstractmethod
+    def namespaces(self) -> list[Namespace]:
+        """Every owner that has a live fact. For operators; adapters do not call it."""
+
+    # -- change feed -----------------------------------------------------------------------
+
+    @abstractmethod
+    def last_seq(self) -> int:
+        """The highest ``seq`` so far, 0 for an empty store. Cheap: called on every request."""
+
+    @abstractmethod
+    def changes(self, after_seq: int, limit: int = 1000) -> list[FactEvent]:
+        """Events with ``seq > after_seq``, oldest first, of all namespaces."""
+
+    @abstractmethod
+    def current(self, fact_ids: Sequence[str]) -> list[Fact]:
+        """Live facts by id over all namespaces, for indexing and encoding only."""
+
+    # -- ledger of encodings ---------------------------------------------------------------
+
+    @abstractmethod
+    def record_encodings(self, records: Sequence[EncodingRecord]) -> None:
+        """Remember segments. A record whose fact has moved on to another version, is deleted, or
+        lost a context fact meanwhile is not recorded; its key goes to the forget ledger."""
+
+    @abstractmethod
+    def encodings(self, fact_ids: Sequence[str], profile: str) -> dict[str, EncodingRecord]:
+        """The record of each fact's *current* version under ``profile``, where there is one."""
+
+    @abstractmethod
+    def pending(
+        self, profile: str, *, scope: Namespace | None = None, limit: int = 1000
+    ) -> list[Fact]:
+        """Live facts without a record under ``profile``, ordered by partition, conversation and
+        position. ``scope=None`` means all (for the encoder only)."""
+
+    @abstractmethod
+    def count_pending(self, profile: str, *, scope: Namespace | None = None) -> int:
+        """How many facts :meth:`pending` would return without a limit."""
+
+    @abstractmethod
+    def drop_encodings(self, keys: Sequence[str]) -> int:
+        """Remove records by key (the server lost them); their facts become pending again."""
+
+    @abstractmethod
+    def invalidate(self, fact_ids: Sequence[str]) -> list[str]:
+        """Remove the records of these facts, and of every fact that had one of them in its window,
+        under all profiles; put their keys on the forget ledger and return them.
+
+        ``update`` (of text or event time) and ``delete`` do this themselves, in the same
+        transaction as the change."""
+
+    # -- ledger of keys to forget ----------------------------------------------------------
+
+    @abstractmethod
+    def forget_queue(self, limit: int = 10_000) -> list[str]:
+        """Keys that still have to be dropped on the server, oldest first."""
+
+    @abstractmethod
+    def forget_done(self, keys: Sequence[str]) -> None:
+        """These keys have been dropped."""
+
+    # -- life ------------------------------------------------------------------------------
+
+    @property
+    @abstractmethod
+    def secret(self) -> bytes:
+        """32 random bytes made with the store: the root of handle signatures and namespace keys."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Release connections. Calling it twice is fine."""

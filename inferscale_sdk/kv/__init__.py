@@ -1,0 +1,1 @@
+"""KV at rest: named dims, content address, file format."""

@@ -1,0 +1,1 @@
+"""Facts and messages become token segments."""

@@ -1,0 +1,1 @@
+"""Where a segment's KV lies."""

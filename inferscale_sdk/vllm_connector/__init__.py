@@ -1,0 +1,1 @@
+"""The vLLM KV connector. The only part that imports vllm."""
