@@ -125,7 +125,7 @@ class CaptureSpan(_Frozen):
 
 
 class _Operation(_Frozen):
-    v: Literal[1] = PROTOCOL_VERSION
+    v: Literal[1] = 1
     mac: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = None
 
 

@@ -27,7 +27,7 @@ __all__ = [
     "ScoredFact",
 ]
 
-JSONValue: TypeAlias = "None | bool | int | float | str | list[JSONValue] | dict[str, JSONValue]"
+JSONValue: TypeAlias = "bool | int | float | str | list[JSONValue] | dict[str, JSONValue] | None"
 
 EMPTY_METADATA: Mapping[str, Any] = MappingProxyType({})
 
