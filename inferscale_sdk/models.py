@@ -10,7 +10,6 @@ import contextlib
 import hashlib
 import importlib.util
 import json
-import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
@@ -104,7 +103,7 @@ def _convert_into(gguf: Path, target: Path, progress: Progress) -> None:
         (scratch / _DONE).write_text(json.dumps(done) + "\n")
         with contextlib.suppress(OSError):
             # The other process was faster where there are no locks; its folder is as good.
-            os.replace(scratch, target)
+            scratch.replace(target)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     if not (target / _DONE).exists():

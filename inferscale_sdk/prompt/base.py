@@ -16,6 +16,12 @@ __all__ = ["ChatTokenizer", "EncodePlan", "PlannedSegment", "PromptPlan"]
 class ChatTokenizer(ABC):
     """A model's tokenizer and chat template, on the client."""
 
+    @property
+    def control_tokens(self) -> frozenset[str]:
+        """Texts of the tokens that steer the model (turn markers and their like), which nobody
+        but the chat template may write."""
+        return frozenset()
+
     @abstractmethod
     def encode(self, text: str) -> list[int]:
         """Token ids of ``text`` as it stands: no special tokens are added at either end, special
@@ -75,6 +81,7 @@ class PromptPlan:
             cannot take token ids.
         fact_ids: All facts in the prompt in prompt order, live ones included.
         live_fact_ids: Those given as ordinary text after the segments.
+        dropped_fact_ids: Those left out because the prompt was too long.
         memory_tokens: Tokens of all facts in the prompt.
         fingerprint: The model fingerprint the keys were made for.
         seq: ``FactStore.last_seq()`` at planning, to notice later changes; -1 if unknown.
@@ -83,9 +90,10 @@ class PromptPlan:
     token_ids: tuple[int, ...]
     segments: tuple[PlannedSegment, ...] = ()
     cache_salt: str = ""
-    messages: tuple[Message, ...] = ()
+    messages: tuple[Message | Mapping[str, Any], ...] = ()
     fact_ids: tuple[str, ...] = ()
     live_fact_ids: tuple[str, ...] = ()
+    dropped_fact_ids: tuple[str, ...] = ()
     memory_tokens: int = 0
     fingerprint: str = ""
     seq: int = -1
