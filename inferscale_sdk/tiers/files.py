@@ -1,0 +1,253 @@
+"""What the disk tier does with files: names, atomic writes, quarantine, clean-up. Raises OSError."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import itertools
+import os
+import re
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+try:
+    import fcntl
+except ImportError:  # pragma: no cover - Windows
+    fcntl = None  # type: ignore[assignment]
+
+__all__ = [
+    "StoredFile",
+    "make_private",
+    "mark_used",
+    "quarantine",
+    "read",
+    "remove_abandoned",
+    "remove_quarantined",
+    "scan",
+    "segment_path",
+    "shard_folder",
+    "shard_folders",
+    "trim_quarantine",
+    "write_atomically",
+]
+
+SUFFIX = ".ifs"
+_TEMPORARY = ".tmp"
+_QUARANTINE = "quarantine"
+_KEY = re.compile(r"[0-9a-f]{40}")
+_FOLDER_MODE, _FILE_MODE = 0o700, 0o600
+# Where file locks do not work, a temporary file this old has no writer any more.
+_ABANDONED_AFTER_SECONDS = 3600.0
+
+_serial = itertools.count()
+
+
+@dataclass(frozen=True, slots=True)
+class StoredFile:
+    """A segment's file as found in a folder."""
+
+    key: str
+    path: Path
+    nbytes: int
+    used_at_ns: int
+
+
+def shard_folder(root: Path, fingerprint: str, rank: int) -> Path:
+    """Where one model's and rank's segments lie."""
+    # A digest, because a fingerprint is any text and a folder's name is not.
+    model = hashlib.blake2b(fingerprint.encode(), digest_size=8).hexdigest()
+    return root / model / f"r{rank}"
+
+
+def shard_folders(root: Path) -> list[Path]:
+    """The folders of every model and rank under ``root``."""
+    return [path for path in root.glob("*/r*") if path.is_dir()]
+
+
+def segment_path(folder: Path, key: str) -> Path:
+    """Where a segment's file is or would be.
+
+    Raises:
+        ValueError: ``key`` is not 40 lower-case hex digits.
+    """
+    if not _KEY.fullmatch(key):
+        raise ValueError(f"key {key[:80]!r} is not 40 lower-case hex digits")
+    return folder / key[:2] / f"{key}{SUFFIX}"
+
+
+def make_private(folder: Path, root: Path) -> None:
+    """Make ``folder`` and what is missing above it, each folder from ``root`` down with 0700."""
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
+    for path in reversed(missing):
+        inside = path == root or root in path.parents
+        path.mkdir(mode=_FOLDER_MODE if inside else 0o777, exist_ok=True)
+
+
+def read(path: Path) -> tuple[bytearray, os.stat_result]:
+    """A whole file in one read, and the state of the file that was read."""
+    with path.open("rb", buffering=0) as file:
+        opened = os.fstat(file.fileno())
+        buffer = bytearray(opened.st_size)
+        view = memoryview(buffer)
+        done = 0
+        while done < len(buffer):
+            n = file.readinto(view[done:])
+            if not n:
+                break  # shorter than its own size: the codec will say so
+            done += n
+    view.release()
+    del buffer[done:]
+    return buffer, opened
+
+
+def mark_used(path: Path) -> None:
+    """Note a use of the file, for eviction."""
+    with contextlib.suppress(OSError):
+        os.utime(path)
+
+
+def write_atomically(
+    path: Path, pieces: Sequence[bytes | memoryview], *, root: Path, fsync: bool
+) -> int | None:
+    """Write a file so that its name stands for all of it or for what was there before.
+
+    Returns:
+        The size of the file that was replaced, ``None`` if there was none.
+    """
+    for last_try in (False, True):
+        try:
+            return _write(path, pieces, fsync=fsync)
+        except FileNotFoundError:
+            # The folder is not there yet, or somebody removed it, or the temporary file.
+            if last_try:
+                raise
+            make_private(path.parent, root)
+    raise AssertionError("unreachable")  # pragma: no cover
+
+
+def _write(path: Path, pieces: Sequence[bytes | memoryview], *, fsync: bool) -> int | None:
+    temporary = path.with_name(f".{path.stem}.{os.getpid()}.{next(_serial)}{_TEMPORARY}")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _FILE_MODE)
+    try:
+        # The lock tells other processes, in other containers too, that the writer is alive.
+        _lock(descriptor)
+        for piece in pieces:
+            view = memoryview(piece)
+            while view:
+                view = view[os.write(descriptor, view) :]
+        if fsync:
+            os.fsync(descriptor)
+        try:
+            replaced = path.stat().st_size
+        except FileNotFoundError:
+            replaced = None
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    finally:
+        os.close(descriptor)
+    if fsync:
+        _sync_folder(path.parent)
+    return replaced
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _lock(descriptor: int) -> bool:
+    """Take the file's lock without waiting; false if somebody holds it."""
+    if fcntl is None:  # pragma: no cover - Windows
+        return True
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def scan(folder: Path) -> Iterator[StoredFile]:
+    """All segments' files in a folder; those that vanish meanwhile are left out."""
+    for part in _entries(folder):
+        if len(part.name) != 2:
+            continue
+        for entry in _entries(Path(part.path)):
+            key = entry.name.removesuffix(SUFFIX)
+            if not entry.name.endswith(SUFFIX) or not _KEY.fullmatch(key):
+                continue
+            with contextlib.suppress(FileNotFoundError):
+                state = entry.stat()
+                yield StoredFile(key, Path(entry.path), state.st_size, state.st_mtime_ns)
+
+
+def _entries(folder: Path) -> list[os.DirEntry[str]]:
+    try:
+        with os.scandir(folder) as entries:
+            return list(entries)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
+def remove_abandoned(folder: Path) -> int:
+    """Remove temporary files whose writer is dead; returns how many there were."""
+    return sum(_remove_if_abandoned(path) for path in folder.glob(f"??/.*{_TEMPORARY}"))
+
+
+def _remove_if_abandoned(path: Path) -> bool:
+    try:
+        descriptor = os.open(path, os.O_RDWR)
+    except FileNotFoundError:
+        return False
+    try:
+        try:
+            abandoned = fcntl is not None and _lock(descriptor)
+        except OSError:  # a file system without locks
+            abandoned = time.time() - os.fstat(descriptor).st_mtime > _ABANDONED_AFTER_SECONDS
+        if abandoned:
+            path.unlink(missing_ok=True)
+        return abandoned
+    finally:
+        os.close(descriptor)
+
+
+def quarantine(
+    path: Path, opened: os.stat_result, reason: str, *, folder: Path, root: Path
+) -> bool:
+    """Set a bad file aside; false if another one has taken its place since it was read."""
+    place = folder / _QUARANTINE
+    make_private(place, root)
+    slug = re.sub(r"[^a-z0-9]+", "-", reason.lower()).strip("-")[:60].rstrip("-")
+    try:
+        now = path.stat()
+        if (now.st_ino, now.st_size) != (opened.st_ino, opened.st_size):
+            return False
+        path.rename(place / f"{path.stem}.{time.time_ns()}.{slug}{SUFFIX}")
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def trim_quarantine(folder: Path, *, keep: int) -> None:
+    """Remove all but the newest ``keep`` files from quarantine."""
+    found = sorted(_entries(folder / _QUARANTINE), key=_quarantined_at)
+    for entry in found[: max(0, len(found) - keep)]:
+        Path(entry.path).unlink(missing_ok=True)
+
+
+def _quarantined_at(entry: os.DirEntry[str]) -> str:
+    parts = entry.name.split(".")
+    return parts[1] if len(parts) > 1 else ""
+
+
+def remove_quarantined(folder: Path, key: str | None = None) -> None:
+    """Remove what is in quarantine, of one key or all."""
+    for entry in _entries(folder / _QUARANTINE):
+        if key is None or entry.name.startswith(key):
+            Path(entry.path).unlink(missing_ok=True)
