@@ -1,0 +1,306 @@
+"""Turns waiting facts into stored KV.
+
+The queue is not kept anywhere: it is what the fact store says is pending, so that a restart, or
+another process, goes on where the last one stopped. Facts that wait are served as prompt text
+meanwhile; nothing here is ever on the path of an answer.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Protocol
+
+from inferscale_sdk.engines.base import Engine, EngineInfo
+from inferscale_sdk.errors import ContextOverflow, EngineError, EngineTimeout, EngineUnavailable
+from inferscale_sdk.facts.base import EncodingRecord, FactStore
+from inferscale_sdk.ingest.fitting import Fitted, fit
+from inferscale_sdk.ingest.progress import EncodeProgress, ProgressCallback
+from inferscale_sdk.ingest.recording import record
+from inferscale_sdk.ingest.retry import Parking, RetryPolicy
+from inferscale_sdk.ingest.windows import WindowStrategy
+from inferscale_sdk.prompt.base import EncodePlan
+from inferscale_sdk.protocol import Reason
+from inferscale_sdk.types import Fact, Message, Namespace
+
+__all__ = ["EncodePlanner", "Encoder"]
+
+log = logging.getLogger(__name__)
+
+FORGET_BATCH = 10_000
+SLICE = 256
+
+
+class EncodePlanner(Protocol):
+    """The part of :class:`~inferscale_sdk.prompt.plan.Planner` that encoding needs."""
+
+    def profile(self, fingerprint: str, strategy: str) -> str:
+        """Names the KV of one model, frame and window strategy."""
+        ...
+
+    def plan_encode(
+        self,
+        window: Sequence[Fact],
+        facts: Sequence[Fact],
+        *,
+        fingerprint: str,
+        partition: str,
+        capture_preamble: bool,
+        messages: Sequence[Message] = (),
+    ) -> EncodePlan:
+        """One encode request."""
+        ...
+
+
+class Encoder:
+    """Encodes what is pending in a fact store. Safe for several threads; one encodes at a time.
+
+    Args:
+        store: Facts and ledgers.
+        engine: Who computes the KV.
+        planner: Makes the requests.
+        strategy: Which facts stand before which.
+        retry: When a fact the engine would not capture is tried again.
+    """
+
+    def __init__(
+        self,
+        store: FactStore,
+        engine: Engine,
+        planner: EncodePlanner,
+        strategy: WindowStrategy,
+        *,
+        retry: RetryPolicy | None = None,
+    ) -> None:
+        self._store = store
+        self._engine = engine
+        self._planner = planner
+        self._strategy = strategy
+        self._parking = Parking(retry or RetryPolicy())
+        self._encoding = threading.Lock()
+        self._forgetting = threading.Lock()
+        self._preambles: set[tuple[str, str]] = set()
+        self._total = EncodeProgress()
+
+    # -- asking ----------------------------------------------------------------------------
+
+    @property
+    def total(self) -> EncodeProgress:
+        """Everything done since the encoder was made."""
+        return self._total
+
+    def profile(self, info: EngineInfo | None = None) -> str | None:
+        """The profile facts are encoded under, ``None`` if the engine cannot inject.
+
+        Raises:
+            EngineUnavailable: Nobody has answered yet.
+        """
+        info = info or self._engine.info()
+        if not info.can_inject:
+            return None
+        return self._planner.profile(info.fingerprint, self._strategy.name)
+
+    def is_done(self, scope: Namespace | None = None) -> bool:
+        """Whether every fact that can be encoded is; ``False`` if the engine cannot inject.
+
+        Raises:
+            EngineUnavailable: Nobody has answered yet.
+        """
+        profile = self.profile()
+        if profile is None:
+            return False
+        facts = self._store.pending(profile, scope=scope, limit=len(self._parking) + 1)
+        return all(self._parking.is_final(fact) for fact in facts)
+
+    def next_retry_in(self) -> float | None:
+        """Seconds until a fact that failed may be tried again."""
+        return self._parking.next_retry_in()
+
+    # -- doing -----------------------------------------------------------------------------
+
+    def run_once(
+        self,
+        limit: int = SLICE,
+        *,
+        progress: ProgressCallback | None = None,
+        scope: Namespace | None = None,
+    ) -> EncodeProgress:
+        """Forget what is to be forgotten, then encode up to ``limit`` waiting facts.
+
+        Args:
+            limit: Facts taken from the queue at most.
+            progress: Called after every request with what this call has done so far.
+            scope: Whose facts; everybody's by default.
+
+        Returns:
+            What was done. A fact the engine would not capture stays pending and is left alone
+            for a while; it does not raise.
+
+        Raises:
+            EngineUnavailable: Nobody answers. Nothing is lost; call again.
+            EngineTimeout: No answer in time. Likewise.
+            StoreError: The fact store failed.
+        """
+        with self._encoding:
+            # Forgets first: a fact added again with the same text has the same key, and must not
+            # lose its new KV to the deletion of the old.
+            done = EncodeProgress(forgotten=self.send_forgets())
+            info = self._engine.info()
+            profile = self.profile(info)
+            if profile is None:
+                return replace(done, reason=info.reason or "the engine cannot inject memory")
+            try:
+                seq = self._store.last_seq()
+                for fitted in self._requests(profile, info, limit, scope):
+                    done = done.plus(self._encode(fitted, profile, seq))
+                    if progress is not None:
+                        progress(
+                            replace(done, pending=self._store.count_pending(profile, scope=scope))
+                        )
+            finally:
+                self._total = self._total.plus(done)
+            return replace(done, pending=self._store.count_pending(profile, scope=scope))
+
+    def drain(
+        self,
+        *,
+        timeout: float | None = None,
+        progress: ProgressCallback | None = None,
+        scope: Namespace | None = None,
+    ) -> EncodeProgress:
+        """Encode until nothing is left that can be tried now, or ``timeout`` seconds have passed.
+
+        Raises:
+            EngineUnavailable: As for :meth:`run_once`.
+            EngineTimeout: As for :meth:`run_once`.
+        """
+        deadline = None if timeout is None else time.monotonic() + timeout
+        done = EncodeProgress()
+        while True:
+            before = done
+
+            def report(step: EncodeProgress, before: EncodeProgress = before) -> None:
+                if progress is not None:
+                    progress(before.plus(step))
+
+            step = self.run_once(progress=report, scope=scope)
+            done = done.plus(step)
+            if not step.requests and not step.unencodable:
+                return done
+            if deadline is not None and time.monotonic() >= deadline:
+                return replace(done, reason=f"stopped after {timeout} seconds")
+
+    def send_forgets(self) -> int:
+        """Tell the engine to drop the keys of facts that changed or went; returns how many.
+
+        Keys stay on the store's ledger until the engine has answered.
+
+        Raises:
+            EngineUnavailable: Nobody answers; the keys stay queued.
+            EngineTimeout: No answer in time; likewise.
+        """
+        sent = 0
+        with self._forgetting:
+            while keys := self._store.forget_queue(FORGET_BATCH):
+                if not self._engine.info().can_inject:
+                    # The KV lies on a server that is not this one; its turn will come.
+                    break
+                self._engine.forget(keys)
+                self._store.forget_done(keys)
+                sent += len(keys)
+        return sent
+
+    def engine_was_lost(self) -> None:
+        """The engine may be another one now: ask again who it is, and capture preambles anew."""
+        self._preambles.clear()
+        self._engine.info(refresh=True)
+
+    # -- inside ----------------------------------------------------------------------------
+
+    def _requests(
+        self, profile: str, info: EngineInfo, limit: int, scope: Namespace | None
+    ) -> Iterator[Fitted]:
+        """Requests for up to ``limit`` facts that may be tried now, planned one at a time."""
+        # Parked facts may stand at the head of the queue; look past them.
+        waiting = self._store.pending(profile, scope=scope, limit=limit + len(self._parking))
+        ready = [fact for fact in waiting if self._parking.ready(fact)][:limit]
+        for batch in self._strategy.batches(ready, self._store):
+            if self._is_encoded(batch.facts, profile):
+                continue
+            partition = batch.facts[0].namespace.partition
+
+            def plan(
+                window: Sequence[Fact], facts: Sequence[Fact], partition: str = partition
+            ) -> EncodePlan:
+                return self._planner.plan_encode(
+                    window,
+                    facts,
+                    fingerprint=info.fingerprint,
+                    partition=partition,
+                    capture_preamble=(partition, profile) not in self._preambles,
+                )
+
+            yield from fit(batch, plan, self._strategy, self._store, info.max_model_len)
+
+    def _is_encoded(self, facts: Sequence[Fact], profile: str) -> bool:
+        """Whether another process has done this batch since the queue was read."""
+        return len(self._store.encodings([f.id for f in facts], profile)) == len(facts)
+
+    def _encode(self, fitted: Fitted, profile: str, seq: int) -> EncodeProgress:
+        """Send one request and write down what became of it."""
+        facts, plan = fitted.batch.facts, fitted.plan
+        if plan is None:
+            return self._give_up(facts[0], fitted.n_tokens)
+        try:
+            answer = self._engine.encode(plan)
+        except (EngineUnavailable, EngineTimeout) as error:
+            if isinstance(error, EngineTimeout):
+                self._parking.fail(facts)
+            raise
+        except (EngineError, ContextOverflow) as error:
+            self._parking.fail(facts)
+            log.warning("encoding %d facts failed: %s", len(facts), error)
+            return EncodeProgress(failed=len(facts), requests=1)
+        stored = set(answer.stored)
+        if plan.captures_preamble and plan.op.captures[0].key in stored:
+            self._preambles.add((facts[0].namespace.partition, profile))
+        records = record(self._store, fitted.batch, plan, profile=profile, stored=stored, seq=seq)
+        return self._account(fitted, records, answer.failed)
+
+    def _give_up(self, fact: Fact, n_tokens: int) -> EncodeProgress:
+        self._parking.give_up(fact)
+        log.warning(
+            "fact %s needs %d tokens with its header, more than the model's context holds; "
+            "it stays prompt text. Split it into shorter facts to have it encoded",
+            fact.id,
+            n_tokens,
+        )
+        return EncodeProgress(unencodable=1)
+
+    def _account(
+        self, fitted: Fitted, records: Sequence[EncodingRecord], failed: Mapping[str, Reason]
+    ) -> EncodeProgress:
+        recorded = {record.fact_id for record in records}
+        missed = [fact for fact in fitted.batch.facts if fact.id not in recorded]
+        self._parking.release(fact for fact in fitted.batch.facts if fact.id in recorded)
+        if Reason.WRONG_MODEL in failed.values():
+            self.engine_was_lost()
+        if missed:
+            self._parking.fail(missed)
+            reasons = sorted({reason.value for reason in failed.values()}) or ["no reason given"]
+            log.warning(
+                "the engine did not capture %d of %d facts (%s); they are tried again later",
+                len(missed),
+                len(fitted.batch.facts),
+                ", ".join(reasons),
+            )
+        return EncodeProgress(
+            encoded=len(records),
+            failed=len(missed),
+            requests=1,
+            own_tokens=sum(record.n_tokens for record in records),
+            prompt_tokens=fitted.n_tokens,
+        )

@@ -1,0 +1,84 @@
+"""Writes down which facts have KV now, and takes it back if their window changed meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from datetime import UTC, datetime
+
+from inferscale_sdk.facts.base import EncodingRecord, FactStore
+from inferscale_sdk.ingest.windows import EncodeBatch
+from inferscale_sdk.prompt.base import EncodePlan
+from inferscale_sdk.types import Fact
+
+__all__ = ["record"]
+
+
+def record(
+    store: FactStore,
+    batch: EncodeBatch,
+    plan: EncodePlan,
+    *,
+    profile: str,
+    stored: Collection[str],
+    seq: int,
+) -> list[EncodingRecord]:
+    """Record the facts whose capture was stored.
+
+    Args:
+        store: The ledger.
+        batch: The facts as they were when the request was planned.
+        plan: The request.
+        profile: What the KV is good for.
+        stored: Keys the engine has now.
+        seq: ``store.last_seq()`` before ``batch`` was read.
+
+    Returns:
+        The records, including those the store refused because their fact had changed.
+    """
+    records = _records(batch, plan, profile, stored)
+    store.record_encodings(records)
+    if store.last_seq() != seq:
+        # A fact's record is dropped when a fact of its window changes, but a change that came
+        # before the record was written found nothing to drop.
+        changed = _changed(store, batch)
+        if changed:
+            store.invalidate(changed)
+    return records
+
+
+def _records(
+    batch: EncodeBatch, plan: EncodePlan, profile: str, stored: Collection[str]
+) -> list[EncodingRecord]:
+    now = datetime.now(UTC)
+    captures = plan.op.captures[1:] if plan.captures_preamble else plan.op.captures
+    versions = {fact.id: fact.version for fact in batch.facts}
+    return [
+        EncodingRecord(
+            fact_id=fact_id,
+            version=versions[fact_id],
+            profile=profile,
+            key=span.key,
+            n_tokens=span.stop - span.start,
+            context_fact_ids=context,
+            created_at=now,
+        )
+        for fact_id, context, span in zip(
+            plan.fact_ids, plan.context_fact_ids, captures, strict=True
+        )
+        if span.key in stored
+    ]
+
+
+def _changed(store: FactStore, batch: EncodeBatch) -> list[str]:
+    used = {fact.id: fact for fact in (*batch.window, *batch.facts)}
+    now = {fact.id: fact for fact in store.current(list(used))}
+    return [
+        fact_id
+        for fact_id, fact in used.items()
+        if fact_id not in now or _line_inputs(now[fact_id]) != _line_inputs(fact)
+    ]
+
+
+def _line_inputs(fact: Fact) -> tuple[object, ...]:
+    """What a fact's tokens are made from."""
+    return fact.text, fact.speaker, fact.event_time
