@@ -57,6 +57,12 @@ class RopeSpec:
         """The frequencies ``[rotary_dim/2]`` as float64."""
         return np.array(self.frequencies, dtype=np.float64)
 
+    def with_theta(self, theta: float) -> RopeSpec:
+        """The same channels turned by plain rotary positions of another base, without scaling."""
+        return RopeSpec.default(
+            self.head_dim, theta, rotary_dim=self.rotary_dim, interleaved=self.interleaved
+        )
+
     @classmethod
     def default(
         cls,
@@ -127,8 +133,11 @@ class RopeSpec:
         interleaved: bool = False,
         **options: Any,
     ) -> RopeSpec:
-        """YaRN; ``options`` are ``beta_fast``, ``beta_slow``, ``truncate``, ``attention_factor``,
-        ``mscale`` and ``mscale_all_dim`` with their published defaults."""
+        """YaRN (arXiv 2309.00071).
+
+        ``options`` are ``beta_fast``, ``beta_slow``, ``truncate``, ``attention_factor``, ``mscale``
+        and ``mscale_all_dim``, with their published defaults.
+        """
         parameters = {
             "rope_type": "yarn",
             "rope_theta": theta,

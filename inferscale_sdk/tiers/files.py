@@ -1,4 +1,7 @@
-"""What the disk tier does with files: names, atomic writes, quarantine, clean-up. Raises OSError."""
+"""What the disk tier does with files: names, atomic writes, quarantine, clean-up.
+
+All functions let ``OSError`` through.
+"""
 
 from __future__ import annotations
 
