@@ -196,12 +196,23 @@ class Refusal(_Answer):
 
 
 class InjectAnswer(_Answer):
-    """What became of an injection. Token counts are of the prompt."""
+    """What became of an injection. Token counts are of the prompt.
+
+    Args:
+        reason: Why not everything was injected; empty when it was.
+        claimed_tokens: Taken from stored KV, as the scheduler accounts for them.
+        loaded_tokens: Written into the cache, by the worker's own record; ``None`` when the
+            request was over before the worker had reported (one-token answers): ask ``stats``.
+        local_tokens: Found in vLLM's own prefix cache.
+        loaded_keys: Segments written, in order.
+        missing_keys: Segments this server does not have.
+        learned_keys: Preambles captured on the way.
+    """
 
     op: Literal["inject"] = "inject"
     reason: Reason = Reason.OK
     claimed_tokens: int = 0
-    loaded_tokens: int = 0
+    loaded_tokens: int | None = 0
     local_tokens: int = 0
     loaded_keys: tuple[str, ...] = ()
     missing_keys: tuple[str, ...] = ()

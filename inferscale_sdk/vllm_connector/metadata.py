@@ -1,0 +1,178 @@
+"""Messages between the scheduler half and the worker half, once per engine step each way.
+
+The halves share a process at tensor-parallel size 1 and do not beyond it, so these messages are
+plain values. ``Commands`` go down with ``build_connector_meta``; ``WorkerReport`` comes up with
+``build_connector_worker_meta``. The scheduler half decides what is resident in the workers' host
+tier; the workers only carry out. A key is known to be resident when *every* rank has said so.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorMetadata,
+    KVConnectorWorkerMetadata,
+)
+
+from inferscale_sdk.protocol import ProbeVerdict, Reason
+
+__all__ = [
+    "CaptureStep",
+    "Captured",
+    "Commands",
+    "Hello",
+    "LoadPlan",
+    "Loaded",
+    "Piece",
+    "Span",
+    "Staged",
+    "WorkerReport",
+]
+
+PROBE_KEY = "probe"
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Tokens ``start`` to ``stop`` of a segment, to stand from prompt position ``position``."""
+
+    key: str
+    start: int
+    stop: int
+    position: int
+
+
+@dataclass(frozen=True, slots=True)
+class LoadPlan:
+    """One request's injection: ``pieces`` cover prompt tokens ``first`` to ``last``, gapless."""
+
+    request_id: str
+    block_ids: tuple[int, ...]
+    first: int
+    last: int
+    pieces: tuple[Piece, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Prompt tokens ``start`` to ``stop`` are wanted as segment ``key``."""
+
+    key: str
+    start: int
+    stop: int
+    token_digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class CaptureStep:
+    """In this step the engine computes prompt tokens ``first`` to ``last`` of a capturing request.
+
+    ``spans`` are all those the request still waits for, also outside this step's tokens.
+    """
+
+    request_id: str
+    block_ids: tuple[int, ...]
+    first: int
+    last: int
+    spans: tuple[Span, ...]
+
+
+@dataclass
+class Commands(KVConnectorMetadata):
+    """Scheduler to worker, in order of execution: forget, evict, stage, load, capture."""
+
+    forget: tuple[str, ...] = ()
+    evict: tuple[str, ...] = ()
+    stage: tuple[str, ...] = ()
+    loads: tuple[LoadPlan, ...] = ()
+    captures: tuple[CaptureStep, ...] = ()
+    drop_captures: tuple[str, ...] = ()
+    idle: bool = False
+    """No request computes anything in this step: the worker may wait a moment for its reads."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """What a worker knows about the loaded model; sent once, with its first report."""
+
+    n_layers: int
+    bytes_per_token: int
+    dtype: str
+    world_size: int
+    text_only_reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """A key asked for is resident (``reason`` OK), or is not to be had."""
+
+    key: str
+    reason: Reason = Reason.OK
+    n_tokens: int = 0
+    token_digest: str = ""
+    nbytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Captured:
+    """A span asked for is stored and resident (``reason`` OK), or was not stored."""
+
+    request_id: str
+    key: str
+    reason: Reason = Reason.OK
+    n_tokens: int = 0
+    token_digest: str = ""
+    nbytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A load plan was carried out, or failed with ``reason``; the worker's own record."""
+
+    request_id: str
+    n_tokens: int
+    keys: tuple[str, ...]
+    reason: Reason = Reason.OK
+
+
+@dataclass
+class WorkerReport(KVConnectorWorkerMetadata):
+    """Worker to scheduler. Each entry is of one rank; the scheduler half counts ranks."""
+
+    hello: list[Hello] = field(default_factory=list)
+    staged: list[Staged] = field(default_factory=list)
+    captured: list[Captured] = field(default_factory=list)
+    loaded: list[Loaded] = field(default_factory=list)
+    forgotten: list[tuple[str, bool]] = field(default_factory=list)
+    probes: list[tuple[str, ProbeVerdict]] = field(default_factory=list)
+    counters: dict[str, int] = field(default_factory=dict)
+
+    def aggregate(self, other: KVConnectorWorkerMetadata) -> WorkerReport:
+        """Put the reports of two ranks together."""
+        assert isinstance(other, WorkerReport)
+        counters = dict(self.counters)
+        for name, value in other.counters.items():
+            counters[name] = counters.get(name, 0) + value
+        return WorkerReport(
+            self.hello + other.hello,
+            self.staged + other.staged,
+            self.captured + other.captured,
+            self.loaded + other.loaded,
+            self.forgotten + other.forgotten,
+            self.probes + other.probes,
+            counters,
+        )
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to say."""
+        return not (
+            self.hello
+            or self.staged
+            or self.captured
+            or self.loaded
+            or self.forgotten
+            or self.probes
+            or self.counters
+        )

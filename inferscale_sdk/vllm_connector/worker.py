@@ -1,0 +1,279 @@
+"""Worker half: carries out commands, knows no requests beyond their ids, decides nothing."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from inferscale_sdk.errors import IncompatibleModel, StoreError
+from inferscale_sdk.kv.segment import Segment
+from inferscale_sdk.protocol import ProbeVerdict, Reason
+from inferscale_sdk.tiers.disk import DiskTier
+from inferscale_sdk.vllm_connector.capture import Recorder
+from inferscale_sdk.vllm_connector.layers import LayerStack
+from inferscale_sdk.vllm_connector.loader import Loader
+from inferscale_sdk.vllm_connector.metadata import (
+    PROBE_KEY,
+    Captured,
+    Commands,
+    Hello,
+    Loaded,
+    LoadPlan,
+    Staged,
+    WorkerReport,
+)
+from inferscale_sdk.vllm_connector.probe import judge
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+
+    from inferscale_sdk.vllm_connector.config import ConnectorConfig
+    from inferscale_sdk.vllm_connector.identity import ModelIdentity
+
+__all__ = ["WorkerHalf"]
+
+log = logging.getLogger(__name__)
+
+READER_THREADS = 2
+IDLE_WAIT_SECONDS = 0.002
+
+
+class WorkerHalf:
+    """One rank's segments in host memory and on disk, and their way in and out of the cache.
+
+    Per step: :meth:`begin`, then :meth:`load` (before the forward if the step has loads), the
+    forward itself, :meth:`end`, :meth:`take_failed_blocks`, :meth:`take_report`.
+    """
+
+    def __init__(
+        self,
+        config: ConnectorConfig,
+        vllm_config: VllmConfig,
+        identity: ModelIdentity,
+        *,
+        rank: int,
+        world_size: int,
+    ) -> None:
+        self._config = config
+        self._vllm_config = vllm_config
+        self._identity = identity
+        self._world_size = world_size
+        self._resident: dict[str, Segment] = {}
+        self._disk = (
+            DiskTier(
+                config.disk_path,
+                identity.fingerprint,
+                capacity_bytes=config.disk_bytes,
+                rank=rank,
+            )
+            if config.disk_path is not None
+            else None
+        )
+        self._readers = ThreadPoolExecutor(READER_THREADS, thread_name_prefix="inferscale-read")
+        self._reading: set[str] = set()
+        self._read: list[tuple[str, Segment | None]] = []
+        self._news = threading.Condition()
+        self._commands = Commands()
+        self._report = WorkerReport()
+        self._failed_blocks: set[int] = set()
+        self._stack: LayerStack | None = None
+        self._recorder: Recorder | None = None
+        self._loader: Loader | None = None
+
+    def register(self, kv_caches: dict[str, torch.Tensor]) -> None:
+        """The engine's caches exist now: look at the model, and watch its layers."""
+        try:
+            hf_config = _with_theta(self._identity.hf_config, self._config.rope_theta)
+            self._stack = LayerStack.from_engine(self._vllm_config, kv_caches, hf_config)
+        except IncompatibleModel as error:
+            log.warning("inferscale: memory is served as text: %s", error)
+            self._report.hello.append(
+                Hello(0, 0, self._identity.dtype, self._world_size, text_only_reason=str(error))
+            )
+            return
+        self._recorder = Recorder(self._stack)
+        self._loader = Loader(self._stack)
+        self._stack.watch(self._recorder.hook)
+        layout = self._stack.layout
+        self._report.hello.append(
+            Hello(
+                n_layers=layout.n_layers,
+                bytes_per_token=layout.bytes_per_token,
+                dtype=self._identity.dtype,
+                world_size=self._world_size,
+            )
+        )
+
+    # -- one engine step ---------------------------------------------------------------------
+
+    def begin(self, commands: Commands) -> None:
+        """Commands of this step have come; the forward is next."""
+        self._commands = commands
+        if self._recorder is not None:
+            for request_id in commands.drop_captures:
+                self._recorder.drop(request_id)
+            self._recorder.arm(commands.captures)
+
+    def load(self) -> None:
+        """Carry out the load plans; a failure concerns its own request alone."""
+        loads, self._commands.loads = self._commands.loads, ()
+        for plan in loads:
+            self._report.loaded.append(self._load_one(plan))
+
+    def _load_one(self, plan: LoadPlan) -> Loaded:
+        keys = tuple(piece.key for piece in plan.pieces)
+        try:
+            assert self._loader is not None
+            self._loader.load(plan, self._resident)
+        except Exception as error:
+            log.exception("inferscale: loading %d segments failed", len(keys))
+            block_size = self._identity.block_size
+            blocks = range(plan.first // block_size, -(-plan.last // block_size))
+            self._failed_blocks.update(plan.block_ids[i] for i in blocks)
+            missing = isinstance(error, KeyError)
+            return Loaded(plan.request_id, 0, (), Reason.MISSING if missing else Reason.LOAD_FAILED)
+        return Loaded(plan.request_id, plan.last - plan.first, keys)
+
+    def end(self) -> None:
+        """The forward is over: keep what was captured, forget, evict, start and collect reads."""
+        commands = self._commands
+        self._finish_captures()
+        for key in commands.forget:
+            self._report.forgotten.append((key, self._forget(key)))
+        for key in commands.evict:
+            self._resident.pop(key, None)
+        for key in commands.stage:
+            self._start_read(key)
+        self._collect_reads(wait=commands.idle)
+        self._commands = Commands()
+
+    def take_failed_blocks(self) -> set[int]:
+        """Blocks whose load failed in this step; vLLM computes them again."""
+        failed, self._failed_blocks = self._failed_blocks, set()
+        return failed
+
+    def take_report(self) -> WorkerReport | None:
+        """News for the scheduler half, ``None`` if there are none."""
+        report, self._report = self._report, WorkerReport()
+        return None if report.is_empty else report
+
+    def close(self) -> None:
+        """Stop reading."""
+        self._readers.shutdown(wait=True, cancel_futures=True)
+        if self._disk is not None:
+            self._disk.close()
+
+    # -- captures ----------------------------------------------------------------------------
+
+    def _finish_captures(self) -> None:
+        if self._recorder is None:
+            return
+        if self._recorder.error is not None:
+            log.error("inferscale: a capture failed", exc_info=self._recorder.error)
+        for request_id, span, segment in self._recorder.disarm():
+            if span.key.startswith(PROBE_KEY):
+                self._report.probes.append((request_id, self._judge(segment)))
+            else:
+                self._report.captured.append(self._keep(request_id, segment))
+
+    def _keep(self, request_id: str, segment: Segment) -> Captured:
+        if self._disk is not None:
+            try:
+                self._disk.put(segment)
+            except (StoreError, OSError) as error:
+                # It still serves from memory; after a restart it is encoded again.
+                log.warning("inferscale: segment not written to disk: %s", error)
+                self._count("disk_write_failures")
+        self._resident[segment.key] = segment
+        return Captured(
+            request_id,
+            segment.key,
+            n_tokens=segment.n_tokens,
+            token_digest=segment.token_digest,
+            nbytes=segment.nbytes,
+        )
+
+    def _judge(self, segment: Segment) -> ProbeVerdict:
+        assert self._stack is not None
+        verdict = judge(
+            segment.data,
+            self._stack.specs,
+            self._stack.names,
+            tolerance=self._config.probe_key_tolerance,
+        )
+        level = logging.INFO if verdict.status == "exact" else logging.WARNING
+        log.log(level, "inferscale: rotation probe: %s %s", verdict.status, verdict.reason)
+        return verdict
+
+    # -- tiers -------------------------------------------------------------------------------
+
+    def _forget(self, key: str) -> bool:
+        existed = self._resident.pop(key, None) is not None
+        with self._news:
+            # A read under way must not bring the key back.
+            self._reading.discard(key)
+        if self._disk is not None:
+            existed = self._disk.delete_everywhere(key) or existed
+        return existed
+
+    def _start_read(self, key: str) -> None:
+        segment = self._resident.get(key)
+        if segment is not None or self._disk is None:
+            self._read_done(key, segment, was_reading=False)
+            return
+        with self._news:
+            self._reading.add(key)
+        self._readers.submit(self._read_one, key, self._disk.get)
+
+    def _read_one(self, key: str, get: Callable[[str], Segment | None]) -> None:
+        segment = None
+        try:
+            segment = get(key)
+        except Exception:
+            log.exception("inferscale: reading a segment failed")
+        self._read_done(key, segment, was_reading=True)
+
+    def _read_done(self, key: str, segment: Segment | None, *, was_reading: bool) -> None:
+        with self._news:
+            if was_reading and key not in self._reading:
+                segment = None  # forgotten while it was read
+            self._reading.discard(key)
+            self._read.append((key, segment))
+            self._news.notify()
+
+    def _collect_reads(self, *, wait: bool) -> None:
+        with self._news:
+            if wait and self._reading and not self._read:
+                self._news.wait(IDLE_WAIT_SECONDS)
+            done, self._read = self._read, []
+        for key, segment in done:
+            if segment is None:
+                self._report.staged.append(Staged(key, Reason.MISSING))
+                continue
+            self._resident[key] = segment
+            self._report.staged.append(
+                Staged(
+                    key,
+                    n_tokens=segment.n_tokens,
+                    token_digest=segment.token_digest,
+                    nbytes=segment.nbytes,
+                )
+            )
+
+    def _count(self, name: str) -> None:
+        self._report.counters[name] = self._report.counters.get(name, 0) + 1
+
+
+def _with_theta(hf_config: Mapping[str, Any], theta: float | None) -> Mapping[str, Any]:
+    """The model's configuration with another rotary base, in both spellings of it."""
+    if theta is None:
+        return hf_config
+    changed = {**hf_config, "rope_theta": theta}
+    if isinstance(hf_config.get("rope_parameters"), Mapping):
+        changed["rope_parameters"] = {**hf_config["rope_parameters"], "rope_theta": theta}
+    return changed
