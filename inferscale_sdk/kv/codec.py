@@ -21,6 +21,7 @@ protection against somebody who may write into the store's folder; file permissi
 from __future__ import annotations
 
 import json
+import math
 import struct
 import zlib
 from collections.abc import Sequence
@@ -30,7 +31,7 @@ from typing import Any, TypeAlias
 import torch
 
 from inferscale_sdk.errors import CorruptSegment
-from inferscale_sdk.kv.layout import dtype_name
+from inferscale_sdk.kv.layout import DIMS, TOKEN, dtype_name
 from inferscale_sdk.kv.segment import Segment
 
 __all__ = ["FORMAT_VERSION", "MAGIC", "SegmentHeader", "dump", "load", "read_header"]
@@ -95,7 +96,7 @@ def dump(segment: Segment, fingerprint: str) -> list[bytes | memoryview]:
             f"the format knows {sorted(_DTYPES_BY_NAME)}"
         )
     raw = segment.data.detach().cpu().reshape(-1).view(torch.uint8).numpy().data
-    tensors_header = _safetensors_header(segment.data)
+    tensors_header = _safetensors_header(dtype, segment.data.shape, segment.nbytes)
     checksum = zlib.crc32(raw, zlib.crc32(tensors_header))
     header = SegmentHeader(
         key=segment.key,
@@ -185,20 +186,34 @@ def _parse(buffer: Buffer) -> tuple[SegmentHeader, int]:
         raise CorruptSegment(
             f"header checksum mismatch: {zlib.crc32(body):08x}, the prefix says {checksum:08x}"
         )
+    return _header_from(bytes(body)), start
+
+
+def _header_from(body: bytes) -> SegmentHeader:
+    """The header in JSON whose checksum is right: what is wrong now, its writer did wrong."""
     try:
-        fields: dict[str, Any] = json.loads(bytes(body))
-        fields["shape"] = tuple(fields["shape"])
-        return SegmentHeader(**fields), start
+        fields: dict[str, Any] = json.loads(body)
+        header = SegmentHeader(**{**fields, "shape": tuple(fields["shape"])})
     except (ValueError, TypeError, KeyError) as error:
         raise CorruptSegment(f"header not understood: {error}") from None
+    counts = (header.origin, header.n_tokens, header.payload_bytes, *header.shape)
+    if any(type(count) is not int or count < 0 for count in counts):
+        raise CorruptSegment(f"header not understood: negative or not a number in {header}")
+    if header.dtype not in _DTYPES_BY_NAME:
+        raise CorruptSegment(f"dtype {header.dtype!r} is not one of {sorted(_DTYPES_BY_NAME)}")
+    if len(header.shape) != len(DIMS) or header.shape[TOKEN] != header.n_tokens:
+        raise CorruptSegment(
+            f"shape mismatch: {list(header.shape)} is not {list(DIMS)} of {header.n_tokens} tokens"
+        )
+    return header
 
 
-def _safetensors_header(data: torch.Tensor) -> bytes:
+def _safetensors_header(dtype: torch.dtype, shape: Sequence[int], nbytes: int) -> bytes:
     entry = {
         TENSOR_NAME: {
-            "dtype": _SAFETENSORS_DTYPES[data.dtype],
-            "shape": list(data.shape),
-            "data_offsets": [0, data.nbytes],
+            "dtype": _SAFETENSORS_DTYPES[dtype],
+            "shape": list(shape),
+            "data_offsets": [0, nbytes],
         }
     }
     body = json.dumps(entry, separators=(",", ":")).encode()
@@ -208,25 +223,12 @@ def _safetensors_header(data: torch.Tensor) -> bytes:
 
 def _view_tensor(payload: memoryview, header: SegmentHeader) -> torch.Tensor:
     """The tensor inside a payload whose checksum is right, without copying it."""
-    dtype = _DTYPES_BY_NAME.get(header.dtype)
-    if dtype is None:
-        raise CorruptSegment(f"dtype {header.dtype!r} is not one of {sorted(_DTYPES_BY_NAME)}")
-    data = torch.empty(0)
-    expected = torch.empty(header.shape, dtype=dtype, device="meta")
-    tensors_header = _safetensors_header(expected)
-    n_header = len(tensors_header)
-    if payload[:n_header] != tensors_header or len(payload) != n_header + expected.nbytes:
+    dtype = _DTYPES_BY_NAME[header.dtype]
+    nbytes = math.prod(header.shape) * dtype.itemsize
+    tensors_header = _safetensors_header(dtype, header.shape, nbytes)
+    start = len(tensors_header)
+    if payload[:start] != tensors_header or len(payload) != start + nbytes or nbytes == 0:
         raise CorruptSegment(
             f"shape mismatch: the payload is not one {header.dtype} tensor of {list(header.shape)}"
         )
-    data = torch.frombuffer(payload, dtype=dtype, offset=n_header).view(header.shape)
-    if header.n_tokens != data.shape[2]:
-        raise CorruptSegment(
-            f"shape mismatch: {header.n_tokens} tokens in the header, {data.shape[2]} in the tensor"
-        )
-    return data
-
-
-def total_bytes(buffers: Sequence[bytes | memoryview]) -> int:
-    """Length of the file that :func:`dump` describes."""
-    return sum(len(buffer) for buffer in buffers)
+    return torch.frombuffer(payload, dtype=dtype, offset=start).view(header.shape)

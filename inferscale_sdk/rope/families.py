@@ -160,6 +160,11 @@ def layers(config: Config, n_layers: int) -> list[tuple[str, bool]]:
     elif interval:
         has_rope = [(index + 1) % int(interval) != 0 for index in range(n_layers)]
     elif config.get("model_type") in _ROPE_ON_SLIDING_ONLY and config.get("sliding_window"):
+        if "sliding_attention" not in types:
+            raise IncompatibleModel(
+                f"model type {config['model_type']!r} rotates its sliding-window layers only, and "
+                "the configuration does not name them; give the full one (config.to_dict())"
+            )
         has_rope = [kind == "sliding_attention" for kind in types]
     else:
         has_rope = [True] * n_layers

@@ -219,10 +219,13 @@ class DiskTier(Tier):
         nbytes = self._unlink(path)
         if nbytes is None:
             return False
-        with self._lock:
-            self._used -= nbytes
-            self._segments -= 1
+        self._dropped(nbytes)
         return True
+
+    def _dropped(self, nbytes: int) -> None:
+        with self._lock:  # never below zero, though another process may have written the file
+            self._used = max(0, self._used - nbytes)
+            self._segments = max(0, self._segments - 1)
 
     def _quarantine(self, path: Path, opened: os.stat_result, reason: str) -> None:
         logger.warning("segment file %s is set aside: %s", path, reason)
@@ -233,9 +236,7 @@ class DiskTier(Tier):
             return
         files.trim_quarantine(self._folder, keep=_MAX_QUARANTINED)
         if moved:
-            with self._lock:
-                self._used -= opened.st_size
-                self._segments -= 1
+            self._dropped(opened.st_size)
 
     def _make_room(self, keep: Path) -> None:
         """Evict down to the low-water mark if the budget is exceeded."""

@@ -6,19 +6,19 @@ All functions let ``OSError`` through.
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
-import itertools
 import os
 import re
+import secrets
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-try:
+if sys.platform != "win32":
     import fcntl
-except ImportError:  # pragma: no cover - Windows
-    fcntl = None  # type: ignore[assignment]
 
 __all__ = [
     "StoredFile",
@@ -43,8 +43,6 @@ _KEY = re.compile(r"[0-9a-f]{40}")
 _FOLDER_MODE, _FILE_MODE = 0o700, 0o600
 # Where file locks do not work, a temporary file this old has no writer any more.
 _ABANDONED_AFTER_SECONDS = 3600.0
-
-_serial = itertools.count()
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,11 +129,13 @@ def write_atomically(
 
 
 def _write(path: Path, pieces: Sequence[bytes | memoryview], *, fsync: bool) -> int | None:
-    temporary = path.with_name(f".{path.stem}.{os.getpid()}.{next(_serial)}{_TEMPORARY}")
+    # Random, not the process id: two containers on one folder may have the same one.
+    temporary = path.with_name(f".{path.stem}.{secrets.token_hex(8)}{_TEMPORARY}")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _FILE_MODE)
     try:
         # The lock tells other processes, in other containers too, that the writer is alive.
-        _lock(descriptor)
+        with contextlib.suppress(OSError):
+            _lock(descriptor)
         for piece in pieces:
             view = memoryview(piece)
             while view:
@@ -166,9 +166,13 @@ def _sync_folder(folder: Path) -> None:
 
 
 def _lock(descriptor: int) -> bool:
-    """Take the file's lock without waiting; false if somebody holds it."""
-    if fcntl is None:  # pragma: no cover - Windows
-        return True
+    """Take the file's lock without waiting; false if somebody holds it.
+
+    Raises:
+        OSError: There are no locks here.
+    """
+    if sys.platform == "win32":
+        raise OSError(errno.ENOTSUP, os.strerror(errno.ENOTSUP))
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -210,7 +214,7 @@ def _remove_if_abandoned(path: Path) -> bool:
         return False
     try:
         try:
-            abandoned = fcntl is not None and _lock(descriptor)
+            abandoned = _lock(descriptor)
         except OSError:  # a file system without locks
             abandoned = time.time() - os.fstat(descriptor).st_mtime > _ABANDONED_AFTER_SECONDS
         if abandoned:
