@@ -1,0 +1,423 @@
+"""Client of a vLLM OpenAI server, with or without the connector."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import aclosing, closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+from inferscale_sdk.config import settings
+from inferscale_sdk.engines.base import Completion, CompletionChunk, Engine, EngineInfo, Sampling
+from inferscale_sdk.engines.exchange import Exchange, require_fit
+from inferscale_sdk.engines.http import HttpClient
+from inferscale_sdk.engines.identity import control, identify, random_salt, refusal_text
+from inferscale_sdk.engines.launch import ServerProcess, free_port
+from inferscale_sdk.engines.wire import answer_of, control_body
+from inferscale_sdk.errors import (
+    ConfigurationError,
+    EngineError,
+    EngineUnavailable,
+    IncompatibleModel,
+)
+from inferscale_sdk.prompt.base import ChatTokenizer, EncodePlan, PromptPlan
+from inferscale_sdk.protocol import (
+    MAX_FORGET,
+    EncodeAnswer,
+    ForgetAnswer,
+    ForgetOp,
+    InjectAnswer,
+    Reason,
+    Refusal,
+    StatsAnswer,
+    StatsOp,
+)
+
+__all__ = ["VLLMEngine"]
+
+logger = logging.getLogger(__name__)
+
+_CHAT = "/v1/chat/completions"
+_COMPLETIONS = "/v1/completions"
+# The connector answers an encode request in the step after its prompt was computed.
+_ENCODE_MAX_TOKENS = 2
+# What these answers mean: the server is not the one that was asked who it is.
+_STALE = frozenset({Reason.NOT_PROBED, Reason.WRONG_MODEL})
+
+
+class VLLMEngine(Engine):
+    """Speaks to a vLLM OpenAI server; :meth:`launch` starts one.
+
+    Against a server without the connector the same tokens are sent and computed as text, with one
+    warning in the log. Safe for several threads and event loops.
+
+    Args:
+        base_url: The server, e.g. ``http://127.0.0.1:8000``.
+        model: Name of the served model; by default the server's first.
+        tokenizer: The model's tokenizer, or where to load it from; by default from where the
+            server loaded the model.
+        api_key: Bearer token; by default ``INFERSCALE_API_KEY``.
+        secret: Secret shared with the server's connector; by default ``INFERSCALE_SERVER_SECRET``.
+        timeout_seconds: How long the server may send nothing.
+        connect_timeout_seconds: How long making a connection may take.
+        retries: Further attempts where repeating is safe: no connection was made, or the request
+            changes nothing when repeated. An answer that has begun is never asked for again.
+        exact_reports: Fetch the server's own report after every stream, at the price of one more
+            small request. Otherwise only when the token counts on the stream fall short; then
+            tokens from vLLM's own prefix cache may count as injected.
+
+    Raises:
+        ConfigurationError: An argument is out of range.
+    """
+
+    def __init__(
+        self,
+        base_url: str,
+        *,
+        model: str | None = None,
+        tokenizer: ChatTokenizer | str | Path | None = None,
+        api_key: str | None = None,
+        secret: bytes | None = None,
+        timeout_seconds: float = 60.0,
+        connect_timeout_seconds: float = 5.0,
+        retries: int = 2,
+        exact_reports: bool = False,
+    ) -> None:
+        self._http = HttpClient(
+            base_url,
+            api_key=api_key or settings().api_key,
+            timeout_seconds=timeout_seconds,
+            connect_timeout_seconds=connect_timeout_seconds,
+            retries=retries,
+        )
+        self._model = model
+        self._tokenizer = tokenizer
+        self._secret = secret if secret is not None else settings().server_secret
+        self._exact_reports = exact_reports
+        self._info: EngineInfo | None = None
+        self._lock = threading.RLock()
+        self._warned = False
+        self._server: ServerProcess | None = None
+        self._startup_timeout_seconds = 0.0
+
+    @classmethod
+    def launch(
+        cls,
+        model: str | Path | None = None,
+        *,
+        port: int | None = None,
+        python: str | Path | None = None,
+        disk_path: str | Path | None = None,
+        persist: bool = True,
+        log_path: str | Path | None = None,
+        startup_timeout_seconds: float = 600.0,
+        tokenizer: ChatTokenizer | str | Path | None = None,
+        timeout_seconds: float = 60.0,
+        exact_reports: bool = False,
+        **options: Any,
+    ) -> VLLMEngine:
+        """Start a server as a child process and wait until it is ready.
+
+        It listens on this machine only, and ends with :meth:`close`, with this process, or when
+        this process dies.
+
+        Args:
+            model: A folder or a model's name; by default the bundled SmolLM2.
+            port: Where it listens; by default a free port.
+            python: The interpreter that has vLLM; by default it is looked for.
+            disk_path: Where KV is kept; by default under ``settings().home``.
+            persist: ``False`` keeps KV in memory only.
+            log_path: Where the server's output goes; by default under ``settings().home``.
+            startup_timeout_seconds: How long it may take to be ready.
+            tokenizer: See the class.
+            timeout_seconds: See the class.
+            exact_reports: See the class.
+            options: Further arguments of :func:`inferscale_sdk.server.server_command`.
+
+        Raises:
+            ConfigurationError: No interpreter with vLLM, or an argument is out of range.
+            EngineError: The server ended before it was ready; the message has the end of its log.
+            EngineTimeout: It was not ready in time.
+        """
+        from inferscale_sdk.models import BUNDLED_MODEL, bundled_model_path
+        from inferscale_sdk.server import find_server_python, server_command
+
+        home = settings().home
+        if model is None:
+            model = bundled_model_path()
+            options.setdefault("served_model_name", BUNDLED_MODEL)
+        port = port or free_port()
+        if persist:
+            disk_path = disk_path or home / "kv"
+        secret = options.setdefault("secret", settings().server_secret)
+        argv, env = server_command(
+            model,
+            python=python or find_server_python(),
+            port=port,
+            disk_path=disk_path if persist else None,
+            **options,
+        )
+        engine = cls(
+            f"http://127.0.0.1:{port}",
+            tokenizer=tokenizer or str(model),
+            secret=secret.encode() if isinstance(secret, str) else secret,
+            timeout_seconds=timeout_seconds,
+            exact_reports=exact_reports,
+        )
+        engine._startup_timeout_seconds = startup_timeout_seconds
+        log = Path(log_path) if log_path else home / "logs" / f"vllm-{port}.log"
+        try:
+            engine._server = ServerProcess(argv, env, log)
+            engine._wait_ready()
+        except BaseException:
+            engine.close()
+            raise
+        return engine
+
+    # -- identity --------------------------------------------------------------------------
+
+    @property
+    def base_url(self) -> str:
+        """Where the server is."""
+        return self._http.base_url
+
+    @property
+    def tokenizer(self) -> ChatTokenizer:
+        """See :attr:`Engine.tokenizer`."""
+        with self._lock:
+            if not isinstance(self._tokenizer, ChatTokenizer):
+                from inferscale_sdk.prompt.tokenizer import TransformersChatTokenizer
+
+                source = self._tokenizer or self.info().details["root"]
+                self._tokenizer = TransformersChatTokenizer(source)
+            return self._tokenizer
+
+    def info(self, *, refresh: bool = False) -> EngineInfo:
+        """See :meth:`Engine.info`.
+
+        Raises:
+            ConfigurationError: The server does not serve the model asked for.
+        """
+        with self._lock:
+            if self._info is None or refresh:
+                self._info = identify(self._http, self._model, self._secret)
+                if not self._info.can_inject and not self._warned:
+                    self._warned = True
+                    logger.warning("memory is given as prompt text: %s", self._info.reason)
+            return self._info
+
+    # -- memory ----------------------------------------------------------------------------
+
+    def encode(self, plan: EncodePlan) -> EncodeAnswer:
+        """See :meth:`Engine.encode`.
+
+        Raises:
+            IncompatibleModel: The engine cannot inject; see :meth:`info`.
+        """
+        with self._alert():
+            body = self._encode_body(self.info(), plan)
+            return self._encoded(plan, self._http.post(_COMPLETIONS, body, idempotent=True))
+
+    async def aencode(self, plan: EncodePlan) -> EncodeAnswer:
+        """Async twin of :meth:`encode`."""
+        with self._alert():
+            body = self._encode_body(await self._ainfo(), plan)
+            response = await self._http.apost(_COMPLETIONS, body, idempotent=True)
+            return self._encoded(plan, response)
+
+    def forget(self, keys: Sequence[str]) -> int:
+        """See :meth:`Engine.forget`.
+
+        Raises:
+            EngineError: The server refused; nothing can be assumed to be gone.
+        """
+        forgotten = 0
+        with self._alert():
+            for start in range(0, len(keys), MAX_FORGET):
+                op = ForgetOp(keys=tuple(keys[start : start + MAX_FORGET]))
+                model = self.info().model
+                answer = control(self._http, model, op, ForgetAnswer, secret=self._secret)
+                if isinstance(answer, Refusal):
+                    raise EngineError(refusal_text(answer))
+                forgotten += answer.forgotten if answer else 0
+        return forgotten
+
+    def stats(self, report_ids: Sequence[str] = ()) -> StatsAnswer:
+        """See :meth:`Engine.stats`.
+
+        Raises:
+            EngineError: The server refused.
+        """
+        with self._alert():
+            op, model = StatsOp(report_ids=tuple(report_ids)), self.info().model
+            answer = control(self._http, model, op, StatsAnswer, secret=self._secret)
+        if isinstance(answer, Refusal):
+            raise EngineError(refusal_text(answer))
+        return answer or StatsAnswer()
+
+    # -- answers ---------------------------------------------------------------------------
+
+    def generate(self, plan: PromptPlan, sampling: Sampling | None = None) -> Completion:
+        """See :meth:`Engine.generate`."""
+        with self._alert():
+            exchange = self._open(self.info(), plan, sampling, stream=False)
+            completion, answer = exchange.completed(self._http.post(_CHAT, exchange.body))
+            self._note(answer)
+            return completion
+
+    async def agenerate(self, plan: PromptPlan, sampling: Sampling | None = None) -> Completion:
+        """Async twin of :meth:`generate`."""
+        with self._alert():
+            exchange = self._open(await self._ainfo(), plan, sampling, stream=False)
+            completion, answer = exchange.completed(await self._http.apost(_CHAT, exchange.body))
+            self._note(answer)
+            return completion
+
+    def stream(
+        self, plan: PromptPlan, sampling: Sampling | None = None
+    ) -> Iterator[CompletionChunk]:
+        """See :meth:`Engine.stream`. Errors of the plan are raised by the call itself."""
+        return self._stream(self._open(self.info(), plan, sampling, stream=True))
+
+    async def astream(
+        self, plan: PromptPlan, sampling: Sampling | None = None
+    ) -> AsyncIterator[CompletionChunk]:
+        """Async twin of :meth:`stream`."""
+        with self._alert():
+            exchange = self._open(await self._ainfo(), plan, sampling, stream=True)
+            exchange.start()
+            # Closed by name: an abandoned async generator would be closed at some later time.
+            async with aclosing(self._http.astream(_CHAT, exchange.body)) as events:
+                async for event in events:
+                    if text := exchange.feed(event):
+                        yield CompletionChunk(text)
+            answer = (
+                await asyncio.to_thread(self._report, exchange) if exchange.needs_report else None
+            )
+            yield CompletionChunk("", completion=exchange.finish(answer))
+
+    # -- life ------------------------------------------------------------------------------
+
+    @property
+    def pid(self) -> int | None:
+        """Process id of the server this object started, ``None`` if there is none running."""
+        return self._server.pid if self._server else None
+
+    def restart(self) -> None:
+        """End the server this object started, if it still runs, and start it again.
+
+        Raises:
+            ConfigurationError: This object started none.
+            EngineError: As for :meth:`launch`.
+        """
+        if self._server is None:
+            raise ConfigurationError(
+                f"the server at {self.base_url} was not started by this engine; restart it where "
+                "it was started"
+            )
+        self._server.restart()
+        self._wait_ready()
+
+    def kill(self) -> None:
+        """End the server this object started by force, as a crash would."""
+        if self._server is not None:
+            self._server.kill()
+        self._info = None
+
+    def close(self) -> None:
+        """See :meth:`Engine.close`."""
+        self._http.close()
+        if self._server is not None:
+            self._server.stop()
+
+    async def aclose(self) -> None:
+        """Async twin of :meth:`close`; closes the running event loop's connections as well."""
+        await self._http.aclose()
+        if self._server is not None:
+            await asyncio.to_thread(self._server.stop)
+
+    # -- inside ----------------------------------------------------------------------------
+
+    async def _ainfo(self) -> EngineInfo:
+        # Asking is rare and blocks; it must not hold up the event loop.
+        info = self._info
+        return info if info is not None else await asyncio.to_thread(self.info)
+
+    def _open(
+        self, info: EngineInfo, plan: PromptPlan, sampling: Sampling | None, *, stream: bool
+    ) -> Exchange:
+        return Exchange.open(
+            info,
+            plan,
+            sampling or Sampling(),
+            secret=self._secret,
+            stream=stream,
+            exact=self._exact_reports,
+        )
+
+    def _stream(self, exchange: Exchange) -> Iterator[CompletionChunk]:
+        with self._alert():
+            exchange.start()
+            with closing(self._http.stream(_CHAT, exchange.body)) as events:
+                for event in events:
+                    if text := exchange.feed(event):
+                        yield CompletionChunk(text)
+            answer = self._report(exchange) if exchange.needs_report else None
+            yield CompletionChunk("", completion=exchange.finish(answer))
+
+    def _report(self, exchange: Exchange) -> InjectAnswer | None:
+        """The server's own report of a stream. The answer is there; not knowing what became of
+        the memory must not spoil it."""
+        if exchange.report_id is None:
+            return None
+        try:
+            answer = self.stats([exchange.report_id]).reports.get(exchange.report_id)
+        except EngineError as error:
+            logger.warning("no report of a streamed answer: %s", error)
+            return None
+        self._note(answer)
+        return answer
+
+    def _encode_body(self, info: EngineInfo, plan: EncodePlan) -> dict[str, Any]:
+        if not info.can_inject:
+            raise IncompatibleModel(f"facts cannot be encoded: {info.reason}")
+        require_fit(len(plan.token_ids), _ENCODE_MAX_TOKENS, info.max_model_len)
+        return control_body(
+            info.model,
+            plan.op,
+            plan.token_ids,
+            salt=random_salt(),
+            secret=self._secret,
+            max_tokens=_ENCODE_MAX_TOKENS,
+        )
+
+    def _encoded(self, plan: EncodePlan, response: dict[str, Any]) -> EncodeAnswer:
+        answer = answer_of(response, EncodeAnswer)
+        if answer is None:
+            raise EngineError("the server did not answer an encode request; see its log")
+        if isinstance(answer, Refusal):
+            self._note(answer)
+            return EncodeAnswer(failed={c.key: answer.reason for c in plan.op.captures})
+        return answer
+
+    def _note(self, answer: InjectAnswer | Refusal | None) -> None:
+        """Ask again who is there when an answer shows that the server is another by now."""
+        if answer is not None and answer.reason in _STALE:
+            self._info = None
+
+    @contextmanager
+    def _alert(self) -> Iterator[None]:
+        """What comes back after a loss may be another server: ask again who it is."""
+        try:
+            yield
+        except EngineUnavailable:
+            self._info = None
+            raise
+
+    def _wait_ready(self) -> None:
+        self._info = None
+        if self._server is not None:
+            self._server.wait_ready(self._http.is_healthy, self._startup_timeout_seconds)

