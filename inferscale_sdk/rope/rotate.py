@@ -102,15 +102,16 @@ def rotate_into(
         (2, token, kv_head, rotary_dim), dtype=torch.float32, device=keys.device
     ).unbind(0)
     for out_layer, keys_layer in _layers(out, keys):
+        kept = keys_layer[still]  # a copy: the layer may be overwritten
         original.copy_(keys_layer[..., :rotary_dim])
         x, y = original[..., first], original[..., second]  # [token, kv_head, rotary_dim/2]
         torch.mul(x, cos_wide, out=turned[..., first]).addcmul_(y, sin_wide, value=-1)
         torch.mul(y, cos_wide, out=turned[..., second]).addcmul_(x, sin_wide)
-        if still.numel():
-            turned[still] = original[still]
         out_layer[..., :rotary_dim].copy_(turned)
         if out_layer.data_ptr() != keys_layer.data_ptr():
             out_layer[..., rotary_dim:].copy_(keys_layer[..., rotary_dim:])
+        if still.numel():
+            out_layer[still] = kept.to(out.dtype)
     return out
 
 
