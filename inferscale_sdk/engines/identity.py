@@ -12,6 +12,7 @@ from inferscale_sdk.engines.wire import Answer, answer_of, control_body
 from inferscale_sdk.errors import ConfigurationError, EngineError
 from inferscale_sdk.protocol import (
     PROBE_TOKENS,
+    ForgetOp,
     Operation,
     PingAnswer,
     PingOp,
@@ -25,7 +26,7 @@ __all__ = ["control", "identify", "random_salt"]
 
 _COMPLETIONS = "/v1/completions"
 # Control operations need some prompt; a single token costs one decoding step.
-NO_PROMPT = (0,)
+_NO_PROMPT = (0,)
 
 _NO_CONNECTOR = (
     "the server runs without the InferScale connector; start it with 'inferscale serve', or add "
@@ -52,10 +53,13 @@ def control(
     kind: type[Answer],
     *,
     secret: bytes | None,
-    token_ids: Sequence[int] = NO_PROMPT,
+    token_ids: Sequence[int] = _NO_PROMPT,
 ) -> Answer | Refusal | None:
-    """Carry out ``op`` on a one-token request; ``None`` if nobody there understands it."""
-    body = control_body(model, op, token_ids, salt=random_salt(), secret=secret)
+    """Carry out ``op`` on a request of its own; ``None`` if nobody there understands it."""
+    max_tokens = 2 if isinstance(op, ProbeOp | ForgetOp) else 1
+    body = control_body(
+        model, op, token_ids, salt=random_salt(), secret=secret, max_tokens=max_tokens
+    )
     return answer_of(http.post(_COMPLETIONS, body, idempotent=True), kind)
 
 

@@ -159,8 +159,12 @@ class ServerProcess:
 
 
 def _end_group(process: subprocess.Popen[bytes], first: signal.Signals) -> None:
+    if first == signal.SIGTERM:
+        # Only to the leader, which ends its own processes in order.
+        process.terminate()
+    else:
+        _signal_group(process.pid, first)
     # The group outlives its leader while the engine's own processes still run.
-    _signal_group(process.pid, first)
     deadline = time.monotonic() + (_TERM_SECONDS if first == signal.SIGTERM else _KILL_SECONDS)
     while _alive(process) and time.monotonic() < deadline:
         time.sleep(0.02)

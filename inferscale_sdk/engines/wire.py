@@ -75,12 +75,18 @@ def control_body(
     secret: bytes | None,
     max_tokens: int = 1,
 ) -> JSONObject:
-    """A completion request that exists for the sake of ``op``."""
+    """A completion request that exists for the sake of ``op``.
+
+    What the workers do is known to the connector in the step after the prompt was computed, so
+    operations that need them are answered on requests of two tokens.
+    """
     return {
         "model": model,
         "prompt": list(token_ids),
         "max_tokens": max_tokens,
         "temperature": 0.0,
+        # An end token in the first step would end the request before it is answered.
+        "ignore_eos": True,
         "cache_salt": salt,
         "kv_transfer_params": {FIELD: _object(op, token_ids, secret)},
     }
@@ -189,12 +195,12 @@ def build_report(
     """
     prompt_tokens = len(plan.token_ids)
     planned = min(sum(segment.n_tokens for segment in plan.segments), prompt_tokens - 1)
-    counted = usage.cached_tokens or 0
-    cached_total = min(counted, prompt_tokens)
+    cached_total = min(usage.cached_tokens or 0, prompt_tokens)
     missing: tuple[str, ...] = ()
-    injected: int
     if isinstance(answer, InjectAnswer):
-        injected = min(answer.loaded_tokens, prompt_tokens)
+        # A one-token answer is over before the worker has reported; then the claim counts.
+        loaded = answer.claimed_tokens if answer.loaded_tokens is None else answer.loaded_tokens
+        injected = min(loaded, prompt_tokens)
         cached = min(answer.local_tokens, prompt_tokens - injected)
         missing, reason = answer.missing_keys, answer.reason.value
     elif isinstance(answer, Refusal):
