@@ -32,6 +32,7 @@ log = logging.getLogger(__name__)
 
 FORGET_BATCH = 10_000
 SLICE = 256
+FACT_RETRY = RetryPolicy(base_seconds=1.0, max_seconds=300.0, max_attempts=8)
 
 
 class EncodePlanner(Protocol):
@@ -79,7 +80,7 @@ class Encoder:
         self._engine = engine
         self._planner = planner
         self._strategy = strategy
-        self._parking = Parking(retry or RetryPolicy())
+        self._parking = Parking(retry or FACT_RETRY)
         self._encoding = threading.Lock()
         self._forgetting = threading.Lock()
         self._preambles: set[tuple[str, str]] = set()
@@ -161,8 +162,10 @@ class Encoder:
                             replace(done, pending=self._store.count_pending(profile, scope=scope))
                         )
             finally:
+                left = self._store.count_pending(profile, scope=scope)
+                done = replace(done, pending=left)
                 self._total = self._total.plus(done)
-            return replace(done, pending=self._store.count_pending(profile, scope=scope))
+            return done
 
     def drain(
         self,

@@ -10,6 +10,7 @@ from enum import StrEnum
 
 from inferscale_sdk.errors import EngineTimeout, EngineUnavailable
 from inferscale_sdk.ingest.encoder import Encoder
+from inferscale_sdk.ingest.progress import ProgressCallback
 from inferscale_sdk.ingest.retry import RetryPolicy
 from inferscale_sdk.types import Namespace
 
@@ -116,8 +117,18 @@ class EncodeWorker:
             self._awake = True
             self._changed.notify_all()
 
-    def wait(self, timeout: float | None = None, scope: Namespace | None = None) -> bool:
+    def wait(
+        self,
+        timeout: float | None = None,
+        scope: Namespace | None = None,
+        progress: ProgressCallback | None = None,
+    ) -> bool:
         """Wait until every fact of ``scope`` that can be encoded is.
+
+        Args:
+            timeout: Seconds to wait at most.
+            scope: Whose facts; everybody's by default.
+            progress: Called now and then with what the encoder has done since it was made.
 
         Returns:
             Whether that is so. ``False`` at once if the engine cannot inject, and after
@@ -126,7 +137,10 @@ class EncodeWorker:
         deadline = None if timeout is None else time.monotonic() + timeout
         self.wake(scope)
         while not self._stopping.is_set():
-            if self._is_done(scope):
+            done = self._is_done(scope)
+            if progress is not None:
+                progress(self._encoder.total)
+            if done:
                 return True
             if self._status.state is WorkerState.TEXT_ONLY:
                 return False

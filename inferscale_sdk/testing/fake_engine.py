@@ -327,7 +327,7 @@ class FakeEngine(Engine):
 
 
 def _report(plan: PromptPlan, answer: InjectAnswer | None, ttft: float | None) -> InjectionReport:
-    injected = answer.loaded_tokens if answer else 0
+    injected = (answer.loaded_tokens or 0) if answer else 0
     if answer and len(answer.loaded_keys) == len(plan.segments):
         status = InjectionStatus.INJECTED
     elif injected:

@@ -28,6 +28,11 @@ class FakeTokenizer(ChatTokenizer):
     ``<|bos|>`` and, for each message, ``<|start|>role\ncontent<|end|>\n``.
     """
 
+    @property
+    def control_tokens(self) -> frozenset[str]:
+        """The special tokens."""
+        return frozenset(SPECIAL_TOKENS)
+
     def encode(self, text: str) -> list[int]:
         """Token ids; special tokens written in ``text`` are recognised."""
         ids: list[int] = []

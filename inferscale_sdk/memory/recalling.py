@@ -1,0 +1,112 @@
+"""Recall over the fact store: an index that catches up with it, in the background or when asked."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+
+from inferscale_sdk.errors import MissingDependency
+from inferscale_sdk.facts.base import FactStore
+from inferscale_sdk.recall.base import RecallIndex, RecallQuery
+from inferscale_sdk.recall.sync import sync
+from inferscale_sdk.types import ScoredFact
+
+__all__ = ["IndexWorker", "Recaller"]
+
+log = logging.getLogger(__name__)
+
+
+class Recaller:
+    """Searches an index that is made on first use and brought up to date before every search.
+
+    Args:
+        store: The truth: what an index finds counts only if the store still has it.
+        make_index: Opens the index; called once.
+    """
+
+    def __init__(self, store: FactStore, make_index: Callable[[], RecallIndex]) -> None:
+        self._store = store
+        self._make_index = make_index
+        self._index: RecallIndex | None = None
+        self._opening = threading.Lock()
+
+    @property
+    def index(self) -> RecallIndex:
+        """The index, opened on first use."""
+        with self._opening:
+            if self._index is None:
+                self._index = self._make_index()
+            return self._index
+
+    def catch_up(self) -> None:
+        """Index everything that changed in the store, by whichever process."""
+        sync(self._store, self.index)
+
+    def search(self, query: RecallQuery) -> list[ScoredFact]:
+        """Best first. Facts deleted meanwhile are left out, whatever the index says."""
+        if not query.text.strip():
+            return []
+        self.catch_up()
+        hits = self.index.search(query)
+        facts = {f.id: f for f in self._store.get_many([h.fact_id for h in hits], query.scope)}
+        return [
+            ScoredFact(facts[hit.fact_id], hit.score, hit.similarity)
+            for hit in hits
+            if hit.fact_id in facts
+        ]
+
+    def close(self) -> None:
+        """Release the index, if it was opened."""
+        with self._opening:
+            if self._index is not None:
+                self._index.close()
+
+
+class IndexWorker:
+    """Embeds added facts while the application goes on, so that the next search need not.
+
+    Args:
+        recaller: What to bring up to date.
+    """
+
+    def __init__(self, recaller: Recaller) -> None:
+        self._recaller = recaller
+        self._awake = threading.Event()
+        self._stopping = False
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+
+    def wake(self) -> None:
+        """Something changed. Starts the thread when first called."""
+        with self._lock:
+            if self._thread is None and not self._stopping:
+                self._thread = threading.Thread(
+                    target=self._run, name="inferscale-indexer", daemon=True
+                )
+                self._thread.start()
+        self._awake.set()
+
+    def stop(self, timeout: float | None = 10.0) -> bool:
+        """End the thread; what it had not indexed is indexed by the next search."""
+        with self._lock:
+            self._stopping = True
+            thread = self._thread
+        self._awake.set()
+        if thread is None:
+            return True
+        thread.join(timeout)
+        return not thread.is_alive()
+
+    def _run(self) -> None:
+        while True:
+            self._awake.wait()
+            self._awake.clear()
+            if self._stopping:
+                return
+            try:
+                self._recaller.catch_up()
+            except MissingDependency as error:
+                log.warning("facts are stored but cannot be searched: %s", error)
+            except Exception as error:  # the next search tries again, and its caller is told
+                log.warning("indexing failed (%s: %s)", type(error).__name__, error)

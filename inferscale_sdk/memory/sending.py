@@ -1,0 +1,150 @@
+"""From a prepared prompt to an answer, by call or by stream, waiting or async."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+from inferscale_sdk.engines.base import Completion, CompletionChunk, Engine, Sampling
+from inferscale_sdk.errors import EngineError, ProtocolError
+from inferscale_sdk.facts.base import FactStore
+from inferscale_sdk.memory.preparing import Preparer
+from inferscale_sdk.memory.values import PreparedPlan
+from inferscale_sdk.prompt.base import PromptPlan
+from inferscale_sdk.types import InjectionReport
+
+__all__ = ["Sender"]
+
+log = logging.getLogger(__name__)
+
+_MENDABLE = (EngineError, ProtocolError)
+
+
+class Sender:
+    """Sends plans to the engine, checks them right before, and learns from the reports.
+
+    Args:
+        store: Its ledger forgets what the server has lost.
+        engine: Who answers.
+        preparer: Plans again where needed.
+        wake_encoder: Called when segments have to be encoded again.
+    """
+
+    def __init__(
+        self,
+        store: FactStore,
+        engine: Engine,
+        preparer: Preparer,
+        wake_encoder: Callable[[], None],
+    ) -> None:
+        self._store = store
+        self._engine = engine
+        self._preparer = preparer
+        self._wake_encoder = wake_encoder
+
+    def generate(self, plan: PromptPlan, sampling: Sampling) -> tuple[PromptPlan, Completion]:
+        """The plan that was sent in the end, and its answer."""
+        plan = self._preparer.refresh(plan)
+        try:
+            completion = self._engine.generate(plan, sampling)
+        except _MENDABLE as error:
+            plan = self._preparer.as_text(plan, error)
+            completion = self._engine.generate(plan, sampling)
+        return plan, self._finish(plan, completion)
+
+    async def agenerate(
+        self, plan: PromptPlan, sampling: Sampling
+    ) -> tuple[PromptPlan, Completion]:
+        """Async twin of :meth:`generate`."""
+        plan = await asyncio.to_thread(self._preparer.refresh, plan)
+        try:
+            completion = await self._engine.agenerate(plan, sampling)
+        except _MENDABLE as error:
+            plan = await asyncio.to_thread(self._preparer.as_text, plan, error)
+            completion = await self._engine.agenerate(plan, sampling)
+        return plan, await asyncio.to_thread(self._finish, plan, completion)
+
+    def stream(self, plan: PromptPlan, sampling: Sampling) -> Iterator[CompletionChunk]:
+        """Text as it comes; falls back to text only while nothing has been yielded yet."""
+        plan = self._preparer.refresh(plan)
+        chunks: Iterator[CompletionChunk] | None = None
+        try:
+            try:
+                chunks = self._engine.stream(plan, sampling)
+                chunk = next(chunks, None)
+            except _MENDABLE as error:
+                plan = self._preparer.as_text(plan, error)
+                chunks = self._engine.stream(plan, sampling)
+                chunk = next(chunks, None)
+            while chunk is not None:
+                yield self._finish_chunk(plan, chunk)
+                chunk = next(chunks, None)
+        finally:
+            # Whoever stops listening also stops the engine's work.
+            _close(chunks)
+
+    async def astream(
+        self, plan: PromptPlan, sampling: Sampling
+    ) -> AsyncGenerator[CompletionChunk, None]:
+        """Async twin of :meth:`stream`."""
+        plan = await asyncio.to_thread(self._preparer.refresh, plan)
+        chunks: AsyncIterator[CompletionChunk] | None = None
+        try:
+            try:
+                chunks = self._engine.astream(plan, sampling)
+                chunk = await anext(chunks, None)
+            except _MENDABLE as error:
+                plan = await asyncio.to_thread(self._preparer.as_text, plan, error)
+                chunks = self._engine.astream(plan, sampling)
+                chunk = await anext(chunks, None)
+            while chunk is not None:
+                if chunk.completion is not None:
+                    chunk = await asyncio.to_thread(self._finish_chunk, plan, chunk)
+                yield chunk
+                chunk = await anext(chunks, None)
+        finally:
+            await _aclose(chunks)
+
+    def observe(self, report: InjectionReport) -> None:
+        """Learn from a report: what the server has lost is encoded again.
+
+        Never raises; a ledger that cannot be written now is corrected by a later report.
+        """
+        if not report.missing_keys:
+            return
+        try:
+            lost = self._store.drop_encodings(report.missing_keys)
+        except Exception as error:
+            log.warning("lost segments could not be noted: %s", type(error).__name__)
+            return
+        if lost:
+            log.info("the server has lost %d segments; they are encoded again", lost)
+            self._wake_encoder()
+
+    def _finish(self, plan: PromptPlan, completion: Completion) -> Completion:
+        self.observe(completion.report)
+        note = plan.note if isinstance(plan, PreparedPlan) else ""
+        if not note:
+            return completion
+        reason = "; ".join(part for part in (note, completion.report.reason) if part)
+        return replace(completion, report=replace(completion.report, reason=reason))
+
+    def _finish_chunk(self, plan: PromptPlan, chunk: CompletionChunk) -> CompletionChunk:
+        if chunk.completion is None:
+            return chunk
+        return replace(chunk, completion=self._finish(plan, chunk.completion))
+
+
+def _close(iterator: Any) -> None:
+    close = getattr(iterator, "close", None)
+    if close is not None:
+        close()
+
+
+async def _aclose(iterator: Any) -> None:
+    aclose = getattr(iterator, "aclose", None)
+    if aclose is not None:
+        await aclose()
