@@ -146,7 +146,7 @@ class FactStore(ABC):
 
     @abstractmethod
     def preceding(self, fact: Fact, n: int) -> list[Fact]:
-        """Up to ``n`` live facts before ``fact`` in its conversation and partition, oldest first."""
+        """Up to ``n`` live facts before it in its conversation and partition, oldest first."""
 
     @abstractmethod
     def namespaces(self) -> list[Namespace]:
@@ -170,8 +170,11 @@ class FactStore(ABC):
 
     @abstractmethod
     def record_encodings(self, records: Sequence[EncodingRecord]) -> None:
-        """Remember segments. A record whose fact has moved on to another version, is deleted, or
-        lost a context fact meanwhile is not recorded; its key goes to the forget ledger."""
+        """Remember segments.
+
+        A record whose fact has moved on to another version, is deleted, or lost a context fact
+        meanwhile is not recorded; its key goes to the forget ledger.
+        """
 
     @abstractmethod
     def encodings(self, fact_ids: Sequence[str], profile: str) -> dict[str, EncodingRecord]:
@@ -181,8 +184,11 @@ class FactStore(ABC):
     def pending(
         self, profile: str, *, scope: Namespace | None = None, limit: int = 1000
     ) -> list[Fact]:
-        """Live facts without a record under ``profile``, ordered by partition, conversation and
-        position. ``scope=None`` means all (for the encoder only)."""
+        """Live facts without a record under ``profile``.
+
+        Ordered by partition, conversation and position. ``scope=None`` means all (for the encoder
+        only).
+        """
 
     @abstractmethod
     def count_pending(self, profile: str, *, scope: Namespace | None = None) -> int:
@@ -194,11 +200,12 @@ class FactStore(ABC):
 
     @abstractmethod
     def invalidate(self, fact_ids: Sequence[str]) -> list[str]:
-        """Remove the records of these facts, and of every fact that had one of them in its window,
-        under all profiles; put their keys on the forget ledger and return them.
+        """Remove the records of these facts, and of every fact that had one of them in its window.
 
-        ``update`` (of text or event time) and ``delete`` do this themselves, in the same
-        transaction as the change."""
+        Under all profiles. Their keys are put on the forget ledger and returned, but for keys that
+        the record of another fact still names. ``update`` (of text or event time) and ``delete``
+        do this themselves, in the same transaction as the change.
+        """
 
     # -- ledger of keys to forget ----------------------------------------------------------
 
