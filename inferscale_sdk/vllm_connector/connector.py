@@ -66,6 +66,22 @@ def _nothing() -> None:
     return None
 
 
+def _no_match() -> tuple[int | None, bool]:
+    return 0, False
+
+
+def _no_answer() -> tuple[bool, dict[str, Any] | None]:
+    return False, None
+
+
+def _no_blocks() -> set[int]:
+    return set()
+
+
+def _no_report() -> KVConnectorWorkerMetadata | None:
+    return None
+
+
 class InferScaleConnector(KVConnectorBase_V1):  # type: ignore[misc]
     """Stores facts' KV as the engine computes it and injects it anywhere in later prompts."""
 
@@ -110,7 +126,7 @@ class InferScaleConnector(KVConnectorBase_V1):  # type: ignore[misc]
     def on_new_request(self, request: Request) -> None:
         self._scheduler.on_new_request(request)
 
-    @_guarded(lambda: (0, False))
+    @_guarded(_no_match)
     def get_num_new_matched_tokens(
         self, request: Request, num_computed_tokens: int
     ) -> tuple[int | None, bool]:
@@ -133,7 +149,7 @@ class InferScaleConnector(KVConnectorBase_V1):  # type: ignore[misc]
         if isinstance(report, WorkerReport):
             self._scheduler.absorb(report)
 
-    @_guarded(lambda: (False, None))
+    @_guarded(_no_answer)
     def request_finished(
         self, request: Request, block_ids: list[int]
     ) -> tuple[bool, dict[str, Any] | None]:
@@ -175,11 +191,11 @@ class InferScaleConnector(KVConnectorBase_V1):  # type: ignore[misc]
     def wait_for_save(self) -> None:
         self._worker.end()
 
-    @_guarded(set)
+    @_guarded(_no_blocks)
     def get_block_ids_with_load_errors(self) -> set[int]:
         return self._worker.take_failed_blocks()
 
-    @_guarded(_nothing)
+    @_guarded(_no_report)
     def build_connector_worker_meta(self) -> KVConnectorWorkerMetadata | None:
         return self._worker.take_report()
 

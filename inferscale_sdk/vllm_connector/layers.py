@@ -11,6 +11,7 @@ import torch
 from inferscale_sdk.errors import IncompatibleModel
 from inferscale_sdk.kv.layout import SegmentLayout
 from inferscale_sdk.rope.spec import RopeSpec, layer_specs
+from inferscale_sdk.rope.table import RotaryTable
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -90,6 +91,17 @@ class LayerStack:
             device=cache.device,
             block_size=vllm_config.cache_config.block_size,
         )
+
+    def tables(
+        self, n_positions: int, rounding: torch.dtype | None
+    ) -> tuple[RotaryTable | None, ...]:
+        """A rotation table per layer; layers with the same rotation share one."""
+        made = {
+            spec: RotaryTable(spec, n_positions, rounding=rounding, device=self.device)
+            for spec in set(self.specs)
+            if spec is not None
+        }
+        return tuple(None if spec is None else made[spec] for spec in self.specs)
 
     def write(
         self, layer: int, keys: torch.Tensor, values: torch.Tensor, slots: torch.Tensor

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from itertools import groupby
 
 import torch
 
 from inferscale_sdk.kv.segment import Segment
-from inferscale_sdk.rope.rotate import delta_table, rotate_into
-from inferscale_sdk.rope.spec import RopeSpec
+from inferscale_sdk.rope.rotate import rotate_into
+from inferscale_sdk.rope.table import RotaryTable
 from inferscale_sdk.vllm_connector.layers import LayerStack, slots_of
-from inferscale_sdk.vllm_connector.metadata import LoadPlan, Piece
+from inferscale_sdk.vllm_connector.metadata import LoadPlan
 
 __all__ = ["Loader"]
 
@@ -20,22 +19,17 @@ class Loader:
     """Carries out load plans.
 
     The stored keys stand rotated at their segment's origin; a piece that shall stand elsewhere is
-    turned by the one angle set of the difference (Chunked RoPE, Theorem 6, in its delta form).
+    turned by the difference (Chunked RoPE, Theorem 6, in its delta form).
+
+    Args:
+        stack: The model's layers.
+        tables: Rotation table per layer, as the engine rounds it; ``None`` for a layer without
+            positions.
     """
 
-    def __init__(self, stack: LayerStack) -> None:
+    def __init__(self, stack: LayerStack, tables: tuple[RotaryTable | None, ...]) -> None:
         self._stack = stack
-        # Layers with the same rotation share one table: usually all of them do.
-        self._groups: list[tuple[RopeSpec | None, list[int]]] = [
-            (spec, [layer for _, layer in group])
-            for spec, group in groupby(
-                sorted(
-                    zip(stack.specs, range(len(stack.specs)), strict=True),
-                    key=lambda pair: (repr(pair[0]), pair[1]),
-                ),
-                key=lambda pair: pair[0],
-            )
-        ]
+        self.tables = tables
 
     def load(self, plan: LoadPlan, segments: Mapping[str, Segment]) -> None:
         """Write one request's pieces into its pages.
@@ -44,25 +38,26 @@ class Loader:
             KeyError: A segment is not resident.
             CorruptSegment: A segment does not have this model's shape.
         """
-        data = self._gather(plan, segments)
-        deltas = self._deltas(plan.pieces, segments)
-        moved = bool(deltas.any())
-        slots = slots_of(plan.block_ids, plan.first, plan.last, self._stack.block_size)
-        slots = slots.to(self._stack.device)
-        data = data.to(self._stack.device, non_blocking=True)
-        for spec, layers in self._groups:
-            table = delta_table(spec, deltas, device=data.device) if spec and moved else None
-            for layer in layers:
-                keys, values = data[layer, 0], data[layer, 1]  # each [token, kv_head, head_dim]
-                if spec is not None and table is not None:
-                    rotate_into(
-                        keys,
-                        keys,
-                        *table,
-                        interleaved=spec.interleaved,
-                        rotary_dim=spec.rotary_dim,
-                    )
-                self._stack.write(layer, keys, values, slots)
+        device = self._stack.device
+        data = self._gather(plan, segments).to(device, non_blocking=True)
+        old = self._origins(plan, segments).to(device)  # [token]
+        new = torch.arange(plan.first, plan.last, device=device)
+        slots = slots_of(plan.block_ids, plan.first, plan.last, self._stack.block_size).to(device)
+        moved = not torch.equal(old, new)
+        moves: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        for layer, table in enumerate(self.tables):
+            keys, values = data[layer, 0], data[layer, 1]  # each [token, kv_head, head_dim]
+            if moved and table is not None:
+                if id(table) not in moves:
+                    moves[id(table)] = table.moves(old, new)
+                rotate_into(
+                    keys,
+                    keys,
+                    *moves[id(table)],
+                    interleaved=table.spec.interleaved,
+                    rotary_dim=table.spec.rotary_dim,
+                )
+            self._stack.write(layer, keys, values, slots)
 
     def _gather(self, plan: LoadPlan, segments: Mapping[str, Segment]) -> torch.Tensor:
         """The pieces side by side: ``[layer, kv, token, kv_head, head_dim]``."""
@@ -76,15 +71,10 @@ class Loader:
         return data
 
     @staticmethod
-    def _deltas(pieces: tuple[Piece, ...], segments: Mapping[str, Segment]) -> torch.Tensor:
-        """How far each token moves: int64 [token]."""
-        return torch.cat(
-            [
-                torch.full(
-                    (piece.stop - piece.start,),
-                    piece.position - (segments[piece.key].origin + piece.start),
-                    dtype=torch.int64,
-                )
-                for piece in pieces
-            ]
-        )
+    def _origins(plan: LoadPlan, segments: Mapping[str, Segment]) -> torch.Tensor:
+        """The position each token's key was rotated at: int64 [token]."""
+        parts = []
+        for piece in plan.pieces:
+            origin = segments[piece.key].origin
+            parts.append(torch.arange(origin + piece.start, origin + piece.stop))
+        return torch.cat(parts)

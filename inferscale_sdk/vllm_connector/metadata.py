@@ -79,7 +79,7 @@ class CaptureStep:
 
 
 @dataclass
-class Commands(KVConnectorMetadata):
+class Commands(KVConnectorMetadata):  # type: ignore[misc]
     """Scheduler to worker, in order of execution: forget, evict, stage, load, capture."""
 
     forget: tuple[str, ...] = ()
@@ -137,7 +137,7 @@ class Loaded:
 
 
 @dataclass
-class WorkerReport(KVConnectorWorkerMetadata):
+class WorkerReport(KVConnectorWorkerMetadata):  # type: ignore[misc]
     """Worker to scheduler. Each entry is of one rank; the scheduler half counts ranks."""
 
     hello: list[Hello] = field(default_factory=list)

@@ -2,78 +2,104 @@
 
 One token repeated over a whole prompt makes attention average identical values, so in every layer
 all positions must have the same values, and keys that differ by rotation alone. A wrong base, a
-wrong pairing, a wrong scaling or a position-dependent layer shows up as a deviation.
+wrong pairing, a wrong scaling or a position-dependent layer shows up as a deviation. The probe
+also finds out how the engine rounds its rotation tables: the candidate that fits best is used.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 
 from inferscale_sdk.protocol import ProbeVerdict
-from inferscale_sdk.rope.rotate import delta_table, rotate
-from inferscale_sdk.rope.spec import RopeSpec
+from inferscale_sdk.rope.rotate import rotate
+from inferscale_sdk.rope.table import RotaryTable
 
-__all__ = ["judge"]
+__all__ = ["Judgement", "judge"]
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """The verdict, and which of the candidate tables describes the engine best."""
+
+    verdict: ProbeVerdict
+    candidate: int
 
 
 def judge(
     data: torch.Tensor,
-    specs: Sequence[RopeSpec | None],
+    candidates: Sequence[Sequence[RotaryTable | None]],
     names: Sequence[str],
     *,
     tolerance: float,
-) -> ProbeVerdict:
+) -> Judgement:
     """Compare what the model computed with what rotation predicts.
 
     Args:
         data: ``[layer, kv, token, kv_head, head_dim]`` of one token repeated from position 0.
-        specs: Rotary parameters per layer.
+        candidates: Ways the engine may round its tables; each a table per layer, ``None`` for a
+            layer without positions.
         names: Layer names, for the message.
         tolerance: Largest deviation relative to the layer's largest key (or value).
 
     Returns:
         ``exact``, or ``text_only`` with the worst layer and both errors.
     """
-    n_tokens = data.shape[2]
-    deltas = torch.arange(n_tokens)
-    key_errors, value_drifts = [], []
-    for layer, spec in enumerate(specs):
-        keys, values = data[layer, 0].float(), data[layer, 1].float()  # [token, kv_head, head_dim]
-        expected = keys[:1].expand_as(keys)
-        if spec is not None:
-            cos, sin = delta_table(spec, deltas, device=data.device)
-            expected = rotate(
-                expected, cos, sin, interleaved=spec.interleaved, rotary_dim=spec.rotary_dim
-            )
-        key_errors.append(_relative(keys, expected))
-        value_drifts.append(_relative(values, values[:1].expand_as(values)))
-    worst = max(range(len(specs)), key=lambda i: max(key_errors[i], value_drifts[i]))
-    verdict = ProbeVerdict(
-        status="exact",
-        n_layers=len(specs),
-        max_key_error=max(key_errors),
-        max_value_drift=max(value_drifts),
+    drifts = [_drift(layer[1]) for layer in data]
+    errors = [
+        [_key_error(layer[0], table) for layer, table in zip(data, tables, strict=True)]
+        for tables in candidates
+    ]
+    best = min(range(len(candidates)), key=lambda i: max(errors[i]))
+    return Judgement(_verdict(errors[best], drifts, names, tolerance), best)
+
+
+def _verdict(
+    errors: Sequence[float], drifts: Sequence[float], names: Sequence[str], tolerance: float
+) -> ProbeVerdict:
+    worst = max(range(len(names)), key=lambda i: max(errors[i], drifts[i]))
+    # Not "greater than": a NaN must fail too.
+    passed = all(value <= tolerance for value in (*errors, *drifts))
+    reason = (
+        f"layer {names[worst]}: keys deviate by {errors[worst]:.2g} and values by "
+        f"{drifts[worst]:.2g} of their largest, {tolerance:.2g} is allowed; the rotary "
+        "parameters in the model's configuration do not describe what it computes"
+    )
+    return ProbeVerdict(
+        status="exact" if passed else "text_only",
+        reason="" if passed else reason,
+        n_layers=len(names),
+        max_key_error=max(errors),
+        max_value_drift=max(drifts),
         worst_layer=names[worst],
     )
-    # Not "greater than": a NaN must fail too.
-    if verdict.max_key_error <= tolerance and verdict.max_value_drift <= tolerance:
-        return verdict
-    return verdict.model_copy(
-        update={
-            "status": "text_only",
-            "reason": (
-                f"layer {names[worst]}: keys deviate by {key_errors[worst]:.2g} and values by "
-                f"{value_drifts[worst]:.2g} of their largest, {tolerance:.2g} is allowed; the "
-                "rotary parameters in the model's configuration do not describe what it computes"
-            ),
-        }
-    )
+
+
+def _key_error(keys: torch.Tensor, table: RotaryTable | None) -> float:
+    """Keys ``[token, kv_head, head_dim]`` against the first one rotated to each position."""
+    expected = keys[:1].expand_as(keys)
+    if table is not None:
+        new = torch.arange(keys.shape[0], device=keys.device)
+        cos, sin = table.moves(torch.zeros_like(new), new)
+        expected = rotate(
+            expected.float(),
+            cos,
+            sin,
+            interleaved=table.spec.interleaved,
+            rotary_dim=table.spec.rotary_dim,
+        )
+    return _relative(keys, expected)
+
+
+def _drift(values: torch.Tensor) -> float:
+    """Values ``[token, kv_head, head_dim]`` against those of the first position."""
+    return _relative(values, values[:1].expand_as(values))
 
 
 def _relative(actual: torch.Tensor, expected: torch.Tensor) -> float:
-    scale = float(actual.abs().max())
+    scale = float(actual.float().abs().max())
     if scale == 0.0:
         return 0.0
-    return float((actual - expected).abs().max()) / scale
+    return float((actual.float() - expected.float()).abs().max()) / scale

@@ -13,6 +13,7 @@ import torch
 from inferscale_sdk.errors import IncompatibleModel, StoreError
 from inferscale_sdk.kv.segment import Segment
 from inferscale_sdk.protocol import ProbeVerdict, Reason
+from inferscale_sdk.rope.table import RotaryTable
 from inferscale_sdk.tiers.disk import DiskTier
 from inferscale_sdk.vllm_connector.capture import Recorder
 from inferscale_sdk.vllm_connector.layers import LayerStack
@@ -84,6 +85,7 @@ class WorkerHalf:
         self._stack: LayerStack | None = None
         self._recorder: Recorder | None = None
         self._loader: Loader | None = None
+        self._candidates: tuple[tuple[RotaryTable | None, ...], ...] = ()
 
     def register(self, kv_caches: dict[str, torch.Tensor]) -> None:
         """The engine's caches exist now: look at the model, and watch its layers."""
@@ -96,10 +98,14 @@ class WorkerHalf:
                 Hello(0, 0, self._identity.dtype, self._world_size, text_only_reason=str(error))
             )
             return
-        self._recorder = Recorder(self._stack)
-        self._loader = Loader(self._stack)
-        self._stack.watch(self._recorder.hook)
         layout = self._stack.layout
+        self._candidates = tuple(
+            self._stack.tables(self._identity.max_model_len, rounding)
+            for rounding in (layout.dtype, None)
+        )
+        self._recorder = Recorder(self._stack)
+        self._loader = Loader(self._stack, self._candidates[0])
+        self._stack.watch(self._recorder.hook)
         self._report.hello.append(
             Hello(
                 n_layers=layout.n_layers,
@@ -199,13 +205,15 @@ class WorkerHalf:
         )
 
     def _judge(self, segment: Segment) -> ProbeVerdict:
-        assert self._stack is not None
-        verdict = judge(
-            segment.data,
-            self._stack.specs,
+        assert self._stack is not None and self._loader is not None
+        judgement = judge(
+            segment.data.to(self._stack.device),
+            self._candidates,
             self._stack.names,
             tolerance=self._config.probe_key_tolerance,
         )
+        self._loader.tables = self._candidates[judgement.candidate]
+        verdict = judgement.verdict
         level = logging.INFO if verdict.status == "exact" else logging.WARNING
         log.log(level, "inferscale: rotation probe: %s %s", verdict.status, verdict.reason)
         return verdict
@@ -218,7 +226,7 @@ class WorkerHalf:
             # A read under way must not bring the key back.
             self._reading.discard(key)
         if self._disk is not None:
-            existed = self._disk.delete_everywhere(key) or existed
+            existed = self._disk.delete_everywhere(key) > 0 or existed
         return existed
 
     def _start_read(self, key: str) -> None:

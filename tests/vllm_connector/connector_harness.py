@@ -1,0 +1,209 @@
+"""A vLLM engine in this process, with its connector within reach."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+os.environ.update(
+    VLLM_ENABLE_V1_MULTIPROCESSING="0",
+    VLLM_CPU_KVCACHE_SPACE="1",
+    VLLM_NO_USAGE_STATS="1",
+    HF_HUB_OFFLINE="1",
+)
+
+import torch
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    from vllm import LLM, SamplingParams
+    from vllm.distributed.kv_transfer import get_kv_transfer_group
+
+    from inferscale_sdk.vllm_connector.connector import InferScaleConnector
+
+from inferscale_sdk.kv.key import segment_key
+from inferscale_sdk.kv.segment import Segment
+from inferscale_sdk.protocol import (
+    FIELD,
+    PROBE_TOKENS,
+    CaptureSpan,
+    EncodeOp,
+    InjectOp,
+    PingAnswer,
+    PingOp,
+    ProbeOp,
+    SegmentRef,
+    salt_suffix,
+)
+
+BLOCK = 128
+
+
+@dataclass
+class Outcome:
+    """What one request came back with."""
+
+    text: str
+    token_ids: list[int]
+    logprobs: list[dict[int, float]]
+    answer: dict[str, Any] | None
+    n_cached: int
+
+
+@dataclass
+class Harness:
+    """Requests with operations, and the connector's two halves."""
+
+    llm: LLM
+    disk: Path
+    ping: PingAnswer | None = None
+    load_blocks: dict[str, tuple[int, ...]] = field(default_factory=dict)
+
+    @property
+    def fingerprint(self) -> str:
+        assert self.ping is not None
+        return self.ping.fingerprint
+
+    @property
+    def worker(self) -> Any:
+        connector = get_kv_transfer_group()
+        assert isinstance(connector, InferScaleConnector)
+        return connector.worker
+
+    @property
+    def scheduler(self) -> Any:
+        core = self.llm.llm_engine.engine_core.engine_core
+        return core.scheduler.connector.scheduler
+
+    def encode_text(self, text: str) -> list[int]:
+        return self.llm.get_tokenizer().encode(text, add_special_tokens=False)
+
+    def ask_many(
+        self, requests: Sequence[tuple[list[int], Any, str | None]], n: int = 1, **sampling: Any
+    ) -> list[Outcome]:
+        """Requests as (prompt, operation or raw object, salt), run together in one batch."""
+        prompts, params = [], []
+        for prompt, op, salt in requests:
+            raw = op.model_dump(mode="json") if hasattr(op, "model_dump") else op
+            extra = {"kv_transfer_params": {FIELD: raw}} if raw is not None else None
+            prompt_dict: dict[str, Any] = {"prompt_token_ids": prompt}
+            if salt is not None:
+                prompt_dict["cache_salt"] = salt
+            prompts.append(prompt_dict)
+            params.append(SamplingParams(max_tokens=n, temperature=0, extra_args=extra, **sampling))
+        outputs = self.llm.generate(prompts, params, use_tqdm=False)
+        return [_outcome(output) for output in outputs]
+
+    def ask(
+        self, prompt: list[int], op: Any = None, *, salt: str | None = "", n: int = 1, **kw: Any
+    ) -> Outcome:
+        salt = secrets.token_hex(8) if salt == "" else salt
+        return self.ask_many([(prompt, op, salt)], n, **kw)[0]
+
+    def encode(
+        self, prompt: list[int], bounds: Sequence[tuple[int, int]], *, tag: str = "t"
+    ) -> list[str]:
+        """Capture spans of ``prompt``; returns their keys, all stored."""
+        spans = [
+            CaptureSpan(key=key_of(tag, self.fingerprint, prompt, a, b), start=a, stop=b)
+            for a, b in bounds
+        ]
+        op = EncodeOp(fingerprint=self.fingerprint, captures=tuple(spans))
+        # One token more than the spans need: a prompt may end where its last span does.
+        answer = self.ask(prompt, op, n=2).answer
+        assert answer is not None
+        assert answer["stored"] == [span.key for span in spans], answer
+        return [span.key for span in spans]
+
+    def inject_op(self, segments: Sequence[tuple[str, int]]) -> tuple[InjectOp, str]:
+        """The operation for (key, n_tokens) segments, and a fresh salt bound to it."""
+        refs = tuple(SegmentRef(key=key, n_tokens=n) for key, n in segments)
+        salt = f"{secrets.token_hex(8)}:{salt_suffix([key for key, _ in segments])}"
+        return InjectOp(fingerprint=self.fingerprint, segments=refs), salt
+
+    def inject(
+        self, prompt: list[int], segments: Sequence[tuple[str, int]], *, n: int = 2, **kw: Any
+    ) -> Outcome:
+        op, salt = self.inject_op(segments)
+        return self.ask(prompt, op, salt=salt, n=n, **kw)
+
+    def resident(self, key: str) -> Segment:
+        return self.worker._resident[key]
+
+    def drop_resident(self) -> None:
+        """As after a restart: nothing in memory, everything on disk."""
+        index = self.scheduler._core.index
+        index.remove(list(index._resident))
+        self.worker._resident.clear()
+
+
+def key_of(tag: str, fingerprint: str, prompt: list[int], start: int, stop: int) -> str:
+    return segment_key(
+        fingerprint=fingerprint,
+        frame_version="test",
+        secret=tag.encode().ljust(32, b"."),
+        context_ids=prompt[:start],
+        own_ids=prompt[start:stop],
+    )
+
+
+def _outcome(output: Any) -> Outcome:
+    completion = output.outputs[0]
+    logprobs = [
+        {token: entry.logprob for token, entry in step.items()}
+        for step in completion.logprobs or []
+    ]
+    params = output.kv_transfer_params or {}
+    return Outcome(
+        completion.text,
+        list(completion.token_ids),
+        logprobs,
+        params.get(FIELD),
+        output.num_cached_tokens or 0,
+    )
+
+
+def start_harness(model: Path, disk: Path, **extra: Any) -> Harness:
+    """An engine on ``model`` whose connector has been probed."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        llm = LLM(
+            str(model),
+            enforce_eager=True,
+            dtype="bfloat16",
+            max_model_len=4096,
+            max_num_batched_tokens=1024,
+            max_num_seqs=16,
+            seed=0,
+            kv_transfer_config={
+                "kv_connector": "InferScaleConnector",
+                "kv_role": "kv_both",
+                "kv_load_failure_policy": "recompute",
+                "kv_connector_module_path": "inferscale_sdk.vllm_connector.connector",
+                "kv_connector_extra_config": {
+                    "disk_path": str(disk),
+                    "host_bytes": 512 << 20,
+                    **extra,
+                },
+            },
+        )
+    harness = Harness(llm, disk)
+    harness.ping = PingAnswer.model_validate(harness.ask([5], PingOp()).answer)
+    harness.ask([harness.ping.probe_token_id] * PROBE_TOKENS, ProbeOp(), n=2)
+    harness.ping = PingAnswer.model_validate(harness.ask([5], PingOp()).answer)
+    return harness
+
+
+def ulp_distance(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """How many representable bf16 numbers lie between two tensors, element by element."""
+
+    def ordered(x: torch.Tensor) -> torch.Tensor:
+        bits = x.contiguous().view(torch.int16).to(torch.int32)
+        return torch.where(bits < 0, -(bits & 0x7FFF), bits)
+
+    return (ordered(a) - ordered(b)).abs()
