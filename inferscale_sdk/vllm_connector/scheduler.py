@@ -26,17 +26,10 @@ from inferscale_sdk.protocol import (
     verify,
 )
 from inferscale_sdk.vllm_connector.index import SegmentIndex
-from inferscale_sdk.vllm_connector.jobs import (
-    Core,
-    EncodeJob,
-    ForgetJob,
-    InjectJob,
-    Job,
-    PingJob,
-    ProbeJob,
-    RefusedJob,
-    StatsJob,
-)
+from inferscale_sdk.vllm_connector.jobs.base import Core, Job
+from inferscale_sdk.vllm_connector.jobs.capture import EncodeJob, ProbeJob
+from inferscale_sdk.vllm_connector.jobs.control import ForgetJob, PingJob, RefusedJob, StatsJob
+from inferscale_sdk.vllm_connector.jobs.inject import InjectJob
 from inferscale_sdk.vllm_connector.metadata import (
     Captured,
     CaptureStep,

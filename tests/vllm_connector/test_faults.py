@@ -96,7 +96,7 @@ def test_half_written_load_is_recomputed(harness, memory, monkeypatch) -> None:
 
 
 def test_planning_failure_is_recomputed(harness, memory, monkeypatch) -> None:
-    from inferscale_sdk.vllm_connector.jobs import InjectJob
+    from inferscale_sdk.vllm_connector.jobs.inject import InjectJob
 
     prompt, segments = memory
     plain = harness.ask(prompt, n=8, logprobs=3)

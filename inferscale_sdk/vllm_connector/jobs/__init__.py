@@ -1,0 +1,1 @@
+"""Scheduler half: one job per request that carries an operation, one module per kind."""

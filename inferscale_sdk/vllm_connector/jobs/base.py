@@ -1,0 +1,118 @@
+"""What all jobs share, and the life of a job.
+
+A job lives from ``on_new_request`` to ``request_finished``. The scheduler asks it, in this order:
+``ready`` (until true), ``claim``, ``allocated``, then ``step`` for each engine step that computes
+some of its prompt, and at the end ``answer``. After a preemption it starts again at ``ready``.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from inferscale_sdk.protocol import InjectAnswer, ProbeVerdict, Reason
+from inferscale_sdk.vllm_connector.index import SegmentIndex
+from inferscale_sdk.vllm_connector.metadata import CaptureStep, Hello, Loaded, LoadPlan
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pydantic import BaseModel
+
+    from inferscale_sdk.vllm_connector.config import ConnectorConfig
+    from inferscale_sdk.vllm_connector.identity import ModelIdentity
+
+__all__ = ["Core", "Job"]
+
+
+@dataclass
+class Core:
+    """What all jobs of one scheduler share."""
+
+    config: ConnectorConfig
+    identity: ModelIdentity
+    index: SegmentIndex
+    hello: Hello | None = None
+    verdict: ProbeVerdict = field(default_factory=ProbeVerdict)
+    counters: dict[str, int] = field(default_factory=dict)
+    reports: OrderedDict[str, InjectAnswer] = field(default_factory=OrderedDict)
+    forget: list[str] = field(default_factory=list)
+    loads: list[LoadPlan] = field(default_factory=list)
+
+    def count(self, name: str, by: int = 1) -> None:
+        """Add to a counter."""
+        self.counters[name] = self.counters.get(name, 0) + by
+
+    def greet(self, hello: Hello) -> None:
+        """A worker has seen the loaded model."""
+        self.hello = hello
+        self.index.world_size = hello.world_size
+        if hello.text_only_reason:
+            self.verdict = ProbeVerdict(status="text_only", reason=hello.text_only_reason)
+
+    def judge(self, verdict: ProbeVerdict) -> None:
+        """One rank's probe is done; the worst verdict stands."""
+        if self.verdict.status != "text_only":
+            self.verdict = verdict
+
+    def remember(self, report_id: str, answer: InjectAnswer) -> None:
+        """Keep a report for a later ``stats``; the oldest ones go."""
+        self.reports[report_id] = answer
+        while len(self.reports) > self.config.max_reports:
+            self.reports.popitem(last=False)
+
+    def why_no_injection(self) -> Reason:
+        """Why this server does not inject at present, or OK."""
+        if self.verdict.status == "text_only":
+            return Reason.PROBE_FAILED
+        if self.config.require_probe and self.verdict.status != "exact":
+            return Reason.NOT_PROBED
+        return Reason.OK
+
+
+class Job:
+    """Base: an operation that neither loads nor captures."""
+
+    def __init__(self, core: Core, request_id: str, prompt: Sequence[int]) -> None:
+        self.core = core
+        self.request_id = request_id
+        self.prompt = prompt
+
+    def ready(self) -> bool:
+        """Whether the request may be scheduled; ``False`` means ask again in the next step."""
+        return self.core.hello is not None
+
+    def claim(self, n_local: int) -> int:
+        """Tokens beyond the ``n_local`` first ones that need no prefill."""
+        del n_local
+        return 0
+
+    def allocated(self, block_ids: tuple[int, ...], n_external: int) -> None:
+        """The scheduler gave the request blocks and accepted ``n_external`` of the claim."""
+
+    def step(self, first: int, last: int, block_ids: tuple[int, ...]) -> CaptureStep | None:
+        """This step computes prompt tokens ``first`` to ``last``: what to capture of them."""
+        del first, last, block_ids
+        return None
+
+    def loaded(self, report: Loaded) -> None:
+        """One rank carried out (or failed) the load plan."""
+
+    def captured(self, key: str, reason: Reason) -> None:
+        """Every rank has spoken on a span of this request."""
+
+    def forgotten(self, key: str, existed: bool) -> None:
+        """One rank dropped a key."""
+
+    @property
+    def outstanding(self) -> bool:
+        """Whether the workers still have to report on something this job was told to do."""
+        return False
+
+    def close(self) -> None:
+        """The request is over: let go of everything."""
+
+    def answer(self) -> BaseModel:
+        """What the response carries."""
+        raise NotImplementedError
