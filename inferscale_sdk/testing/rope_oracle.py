@@ -40,10 +40,11 @@ def magnitude(parameters: Mapping[str, Any]) -> float:
         return 1.0
     if parameters.get("attention_factor") is not None:
         return float(parameters["attention_factor"])
-    factor = parameters["factor"]
+    factor: float = parameters["factor"]
     if factor <= 1:
         return 1.0
-    above, below = parameters.get("mscale"), parameters.get("mscale_all_dim")
+    above: float | None = parameters.get("mscale")
+    below: float | None = parameters.get("mscale_all_dim")
     if above and below:
         return (0.1 * above * math.log(factor) + 1) / (0.1 * below * math.log(factor) + 1)
     return 0.1 * math.log(factor) + 1
@@ -85,7 +86,7 @@ def rotate_at(
 
 def _frequency(parameters: Mapping[str, Any], pair: int, rotary_dim: int) -> float:
     kind = parameters.get("rope_type", "default")
-    plain = float(parameters["rope_theta"]) ** (-2 * pair / rotary_dim)
+    plain: float = float(parameters["rope_theta"]) ** (-2 * pair / rotary_dim)
     if kind == "default":
         return plain
     if kind == "linear":

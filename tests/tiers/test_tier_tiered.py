@@ -1,0 +1,125 @@
+"""Host over disk: the suite of all tiers, promotion, write-through, deletion."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from inferscale_sdk.errors import StoreError, StoreFull
+from inferscale_sdk.kv.segment import Segment
+from inferscale_sdk.testing.tier_suite import TierSuite, make_key, make_segment
+from inferscale_sdk.tiers.disk import DiskTier
+from inferscale_sdk.tiers.host import HostTier
+from inferscale_sdk.tiers.tiered import TieredStore
+
+
+class TestTieredStore(TierSuite):
+    clock_tick_seconds = 0.02
+    overhead_bytes = 512
+
+    def open_tier(self, folder: Path, capacity_bytes: int | None) -> TieredStore:
+        # The disk decides what is kept; the host holds one or two segments of the suite.
+        host = None if capacity_bytes is None else self.room_for(1)
+        return TieredStore(HostTier(host), DiskTier(folder, "model", capacity_bytes=capacity_bytes))
+
+
+class TestHostAlone(TierSuite):
+    def open_tier(self, folder: Path, capacity_bytes: int | None) -> TieredStore:
+        return TieredStore(HostTier(capacity_bytes))
+
+    def test_stats(self, tmp_path: Path) -> None:
+        store = self.open_tier(tmp_path, None)
+        store.put(make_segment("a"))
+        assert store.stats() == store.host.stats() == store.tier_stats()["host"]
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> TieredStore:
+    return TieredStore(HostTier(None), DiskTier(tmp_path, "model"))
+
+
+def test_put_writes_through_and_get_promotes(store: TieredStore) -> None:
+    segment = make_segment("a")
+    store.put(segment)
+    assert store.host.contains(segment.key)
+    assert store.disk is not None
+    assert store.disk.contains(segment.key)
+    store.host.clear()
+    assert store.get(segment.key) == segment
+    assert store.host.get(segment.key) == segment
+    assert store.tier_stats()["disk"].hits == 1
+    store.get(segment.key)
+    assert store.tier_stats()["disk"].hits == 1
+
+
+def test_pins_hold_in_host_memory(tmp_path: Path) -> None:
+    one = make_segment("a")
+    store = TieredStore(HostTier(one.nbytes), DiskTier(tmp_path, "model"))
+    store.put(one)
+    store.pin([one.key])
+    store.put(make_segment("b"))  # goes to disk only
+    assert store.host.contains(one.key)
+    assert store.get(make_key("b")) == make_segment("b")
+    assert store.host.contains(one.key)
+    store.release([one.key])
+    store.get(make_key("b"))
+    assert list(store.host.keys()) == [make_key("b")]
+
+
+def test_one_tier_that_takes_it_is_enough(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    segment = make_segment("a")
+    no_host = TieredStore(HostTier(0), DiskTier(tmp_path, "model"))
+    no_host.put(segment)
+    assert no_host.get(segment.key) == segment
+    no_disk = TieredStore(HostTier(None), DiskTier(tmp_path, "other", capacity_bytes=1))
+    no_disk.put(segment)
+    assert no_disk.get(segment.key) == segment
+    assert "in memory only" in caplog.text
+    neither = TieredStore(HostTier(0), DiskTier(tmp_path, "third", capacity_bytes=1))
+    with pytest.raises(StoreFull):
+        neither.put(segment)
+
+
+def test_a_disk_that_fails_is_reported_when_memory_is_full_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = DiskTier(tmp_path, "model")
+
+    def fail(segment: Segment) -> None:
+        raise StoreError("no")
+
+    monkeypatch.setattr(disk, "put", fail)
+    TieredStore(HostTier(None), disk).put(make_segment("a"))
+    with pytest.raises(StoreError, match="no"):
+        TieredStore(HostTier(0), disk).put(make_segment("a"))
+
+
+def test_a_deletion_wins_against_a_promotion_under_way(
+    store: TieredStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    segment = make_segment("a")
+    store.put(segment)
+    store.host.clear()
+    assert store.disk is not None
+    read, deleted = threading.Event(), threading.Event()
+    plain_get = store.disk.get
+
+    def slow_get(key: str) -> Segment | None:
+        found = plain_get(key)
+        read.set()
+        assert deleted.wait(10)
+        return found
+
+    monkeypatch.setattr(store.disk, "get", slow_get)
+    answers: list[Segment | None] = []
+    reader = threading.Thread(target=lambda: answers.append(store.get(segment.key)))
+    reader.start()
+    assert read.wait(10)
+    assert store.delete(segment.key)
+    deleted.set()
+    reader.join()
+    assert answers == [None]
+    assert not store.contains(segment.key)
+    assert not store.host.contains(segment.key)
