@@ -22,11 +22,19 @@ Step = Callable[[], None]
 
 @dataclass(frozen=True, slots=True)
 class PlannedQuestion:
-    """One question at one k, recalled and planned beforehand: recall is not what is compared."""
+    """One question at one k, recalled and planned beforehand: recall is not what is compared.
+
+    Args:
+        question: Number of the question, from 0.
+        k: Facts asked for.
+        plan: The prompt.
+        recalled: Texts of the facts in it.
+    """
 
     question: int
     k: int
     plan: PromptPlan
+    recalled: frozenset[str] = frozenset()
 
 
 @dataclass(slots=True)

@@ -1,0 +1,73 @@
+"""``inferscale chat``: a conversation that is remembered."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from inferscale_sdk.cli.options import DEFAULT_USER, BaseUrl, Json, Store, User
+from inferscale_sdk.cli.output import err, working
+
+if TYPE_CHECKING:
+    from inferscale_sdk.engines.vllm import VLLMEngine
+
+__all__ = ["chat"]
+
+
+def chat(
+    user: User = DEFAULT_USER,
+    base_url: BaseUrl = None,
+    model: Annotated[
+        str | None,
+        typer.Option(help="Model to start when no server is named.", show_default="bundled"),
+    ] = None,
+    store: Store = None,
+    top_k: Annotated[int, typer.Option(help="Facts to recall per question.")] = 20,
+    max_tokens: Annotated[int, typer.Option(help="Length of an answer at most.")] = 256,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="Show what was recalled and injected.")
+    ] = False,
+    json: Json = False,
+) -> None:
+    """Talk to a model that remembers, across runs. Lines piped into it are answered one by one.
+
+    In the chat: /facts shows what is remembered, /forget ID forgets one fact, /forget all
+    everything, /quit ends.
+    """
+    from inferscale_sdk.cli.chat_loop import ChatLoop, ChatSettings, JsonView, TextView
+    from inferscale_sdk.cli.session import memory_folder
+    from inferscale_sdk.memory import Memory
+
+    interactive = sys.stdin.isatty() and not json
+    with _engine(base_url, model) as engine, Memory(engine, path=memory_folder(store)) as memory:
+        view = JsonView() if json else TextView(verbose=verbose)
+        settings = ChatSettings(user_id=user, top_k=top_k, max_tokens=max_tokens)
+        loop = ChatLoop(memory, view, settings)
+        if interactive:
+            err().print("Type /quit to end, /help for what else there is.", style="dim")
+        while (line := _read_line(interactive)) is not None:
+            if not loop.handle(line):
+                break
+
+
+def _engine(base_url: str | None, model: str | None) -> VLLMEngine:
+    from inferscale_sdk.cli.session import base_url_or_none, connect, launch_engine
+
+    url = base_url_or_none(base_url) if model is None else base_url
+    if url is not None:
+        return connect(url)
+    with working(f"Starting {model or 'the bundled model'}"):
+        return launch_engine(model)
+
+
+def _read_line(interactive: bool) -> str | None:
+    """The next line, ``None`` at the end."""
+    if not interactive:
+        line = sys.stdin.readline()
+        return line if line else None
+    try:
+        return input("> ")
+    except EOFError:
+        return None

@@ -1,0 +1,125 @@
+"""``inferscale demo``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from inferscale_sdk.cli.options import Json
+from inferscale_sdk.cli.output import err, out, print_json, progress_bar, working
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from inferscale_sdk.demo.report import Answer, DemoReport
+
+__all__ = ["demo"]
+
+
+def demo(
+    rounds: Annotated[
+        int, typer.Option(min=1, max=50, help="Timed repetitions of every request.")
+    ] = 3,
+    json: Json = False,
+) -> None:
+    """Ask a small real model about a sample life: memory as prompt text against memory as KV.
+
+    Starts vLLM, remembers and encodes about 150 facts once, then asks eight questions with 5 and
+    50 recalled facts three ways, shuffled. Exits with 0 only if vLLM's own counter of tokens it
+    did not have to compute grew by exactly the injected tokens.
+    """
+    from inferscale_sdk.demo.run import DemoOptions, run_demo
+
+    report = run_demo(_Progress(), DemoOptions(rounds=rounds))
+    if json:
+        print_json(report.as_dict())
+    else:
+        _print(report)
+    if not report.proved:
+        err().print(
+            f"not proved: {report.injected_tokens} tokens were injected, but vLLM counted "
+            f"{report.external_hits_delta}",
+            style="bold red",
+        )
+    raise typer.Exit(0 if report.proved else 1)
+
+
+class _Progress:
+    """Shows the stages on stderr."""
+
+    def stage(self, what: str) -> AbstractContextManager[None]:
+        return working(what)
+
+    def progress(self, what: str, total: int) -> AbstractContextManager[Callable[[int], None]]:
+        return progress_bar(what, total)
+
+
+def _print(report: DemoReport) -> None:
+    console = out()
+    console.print(
+        f"{report.model} on vLLM, {report.facts} facts remembered, "
+        f"{report.encoded} of them encoded in this run\n"
+    )
+    console.print(_timings(report))
+    for k in report.ks:
+        console.print(
+            f"k={k}: injected memory answers {report.speedup(k):.2f} times sooner than memory as "
+            f"prompt text, and takes {report.over_ceiling(k):.2f} times as long as a prompt that "
+            "was never lost from the cache"
+        )
+    console.print()
+    for k in report.ks:
+        console.print(_answers([answer for answer in report.answers if answer.k == k], k))
+    if report.proved:
+        console.print(
+            f"Proved: {report.injected_tokens} prompt tokens were injected, and vLLM's own counter "
+            "(vllm:external_prefix_cache_hits) grew by exactly as many."
+        )
+    total = sum(report.seconds.values())
+    parts = ", ".join(f"{stage} {value:.1f}" for stage, value in report.seconds.items())
+    console.print(f"{total:.0f} s in all ({parts})")
+
+
+def _timings(report: DemoReport) -> Table:
+    from rich.table import Table
+
+    table = Table(
+        title="Time to first token over HTTP, as the client sees it", title_justify="left"
+    )
+    table.add_column("k", justify="right")
+    table.add_column("memory")
+    for column in ("memory tokens", "prefilled", "injected", "cached", "median ms", "p10-p90 ms"):
+        table.add_column(column, justify="right")
+    for cell in report.cells:
+        ttft = cell.ttft_ms
+        table.add_row(
+            str(cell.k),
+            _ARM_NAMES[cell.arm.value],
+            f"{cell.memory_tokens:.0f}",
+            f"{cell.prefilled_tokens:.0f}",
+            f"{cell.injected_tokens:.0f}",
+            f"{cell.cached_tokens:.0f}",
+            f"{ttft.median:.0f}",
+            f"{ttft.p10:.0f}-{ttft.p90:.0f}",
+            end_section=cell.arm.value == "cached",
+        )
+    return table
+
+
+_ARM_NAMES = {"prompt": "as text", "inject": "injected", "cached": "ceiling (cached)"}
+
+
+def _answers(answers: list[Answer], k: int) -> Table:
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table(title=f"Answers with {k} facts", title_justify="left", show_lines=True)
+    for column in ("question", "expected", *_ARM_NAMES.values()):
+        table.add_column(column)
+    for answer in answers:
+        texts = [escape(text) for text in answer.texts.values()]
+        table.add_row(escape(answer.question), escape(answer.expected), *texts)
+    return table

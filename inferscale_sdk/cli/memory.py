@@ -1,0 +1,263 @@
+"""``inferscale memory``: what is remembered."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from inferscale_sdk.cli.options import DEFAULT_USER, Agent, App, Json, Run, Store, User
+from inferscale_sdk.cli.output import err, out, print_json, print_json_line, working
+
+if TYPE_CHECKING:
+    from inferscale_sdk.memory import Memory
+    from inferscale_sdk.types import Fact
+
+__all__ = ["app"]
+
+app = typer.Typer(
+    help="What is remembered: add, list, search, forget, export.", no_args_is_help=True
+)
+
+FactId = Annotated[str, typer.Argument(help="A fact's id, as `list` shows it.")]
+
+
+@app.command()
+def add(
+    texts: Annotated[list[str], typer.Argument(help="What to remember; - reads lines from stdin.")],
+    user: User = DEFAULT_USER,
+    agent: Agent = None,
+    run: Run = None,
+    app_id: App = None,
+    speaker: Annotated[str | None, typer.Option(help="Who said it.")] = None,
+    when: Annotated[
+        datetime | None, typer.Option(help="When it was said or happened (UTC).")
+    ] = None,
+    store: Store = None,
+    json: Json = False,
+) -> None:
+    """Remember statements. They are encoded when an engine next runs on this memory."""
+    from inferscale_sdk.types import Message
+
+    lines = [line for text in texts for line in (sys.stdin if text == "-" else [text])]
+    messages = [Message("user", line.strip(), speaker) for line in lines if line.strip()]
+    with _open(store) as memory:
+        facts = memory.add(messages, timestamp=_utc(when), **_ids(user, agent, run, app_id))
+    _show(facts, json)
+
+
+@app.command("list")
+def list_(
+    user: User = DEFAULT_USER,
+    agent: Agent = None,
+    run: Run = None,
+    app_id: App = None,
+    limit: Annotated[int | None, typer.Option(help="At most so many.")] = None,
+    offset: Annotated[int, typer.Option(help="Leave out the first ones.")] = 0,
+    store: Store = None,
+    json: Json = False,
+) -> None:
+    """List facts, oldest first."""
+    with _open(store) as memory:
+        facts = memory.get_all(limit=limit, offset=offset, **_ids(user, agent, run, app_id))
+    _show(facts, json)
+
+
+@app.command()
+def search(
+    query: Annotated[str, typer.Argument(help="A question, or any text.")],
+    user: User = DEFAULT_USER,
+    agent: Agent = None,
+    run: Run = None,
+    app_id: App = None,
+    top_k: Annotated[int, typer.Option("--top-k", "-k", help="At most so many.")] = 10,
+    threshold: Annotated[float | None, typer.Option(help="Least cosine similarity.")] = None,
+    store: Store = None,
+    json: Json = False,
+) -> None:
+    """Find the facts that matter for a question, best first."""
+    from inferscale_sdk.cli.facts import fact_dict
+
+    with _open(store) as memory, working("Searching"):
+        found = memory.search(
+            query, top_k=top_k, threshold=threshold, **_ids(user, agent, run, app_id)
+        )
+    if json:
+        print_json(
+            [
+                {**fact_dict(hit.fact), "score": hit.score, "similarity": hit.similarity}
+                for hit in found
+            ]
+        )
+        return
+    for hit in found:
+        similarity = "  -  " if hit.similarity is None else f"{hit.similarity:.3f}"
+        out().print(f"{similarity}  {hit.fact.id}  {_line(hit.fact)}", markup=False)
+
+
+@app.command()
+def forget(
+    fact_ids: Annotated[list[str] | None, typer.Argument(help="Which facts.")] = None,
+    everything: Annotated[bool, typer.Option("--all", help="Everything of this user.")] = False,
+    hard: Annotated[bool, typer.Option("--hard", help="Erase the text from history, too.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    user: User = DEFAULT_USER,
+    agent: Agent = None,
+    run: Run = None,
+    app_id: App = None,
+    store: Store = None,
+    json: Json = False,
+) -> None:
+    """Forget facts: text, vectors, and stored KV as soon as a server runs on this memory."""
+    if bool(fact_ids) == everything:
+        raise typer.BadParameter("name facts, or give --all, not both")
+    ids = _ids(user, agent, run, app_id)
+    with _open(store) as memory:
+        if everything:
+            if not yes and not json:
+                typer.confirm(f"Forget all {memory.count(**ids)} facts of {user}?", abort=True)
+            n = memory.delete_all(hard=hard, **ids)
+        else:
+            n = len([memory.delete(fact_id, hard=hard, **ids) for fact_id in fact_ids or ()])
+    if json:
+        print_json({"forgotten": n})
+    else:
+        out().print(f"forgotten: {n}")
+
+
+@app.command()
+def export(
+    user: User = DEFAULT_USER,
+    agent: Agent = None,
+    run: Run = None,
+    app_id: App = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="A new file.", show_default="stdout")
+    ] = None,
+    store: Store = None,
+    json: Annotated[bool, typer.Option("--json", help="One document instead of lines.")] = False,
+) -> None:
+    """Write all facts as JSON, one a line."""
+    from inferscale_sdk.cli.facts import fact_dict
+
+    with _open(store) as memory:
+        facts = [fact_dict(fact) for fact in memory.get_all(**_ids(user, agent, run, app_id))]
+    with _writing_to(output):
+        if json:
+            print_json(facts)
+        else:
+            for fact in facts:
+                print_json_line(fact)
+    if output is not None:
+        err().print(f"{len(facts)} facts written to {output}", markup=False)
+
+
+@app.command()
+def history(
+    fact_id: FactId,
+    user: User = DEFAULT_USER,
+    agent: Agent = None,
+    run: Run = None,
+    app_id: App = None,
+    store: Store = None,
+    json: Json = False,
+) -> None:
+    """Show what happened to a fact, oldest first; works on forgotten ones."""
+    with _open(store) as memory:
+        events = memory.history(fact_id, **_ids(user, agent, run, app_id))
+    if json:
+        print_json([{**asdict(event), "kind": event.kind.value} for event in events])
+        return
+    for event in events:
+        text = event.new_text if event.new_text is not None else event.old_text
+        out().print(
+            f"{event.at:%Y-%m-%d %H:%M}  {event.kind.value:<6}  v{event.version}  {text or ''}",
+            markup=False,
+        )
+
+
+@app.command()
+def stats(
+    user: User = DEFAULT_USER,
+    agent: Agent = None,
+    run: Run = None,
+    app_id: App = None,
+    store: Store = None,
+    json: Json = False,
+) -> None:
+    """Show how much is remembered, and what still waits."""
+    from inferscale_sdk.cli.session import memory_folder
+
+    with _open(store) as memory:
+        now = memory.stats()
+        about: dict[str, Any] = {
+            "folder": str(memory_folder(store)),
+            "user": user,
+            "facts": memory.count(**_ids(user, agent, run, app_id)),
+            "changes": now.last_seq,
+            "keys_to_forget": now.forgets_queued,
+        }
+    if json:
+        print_json(about)
+        return
+    for name, value in about.items():
+        out().print(f"{name.replace('_', ' '):<15} {value}", markup=False)
+
+
+def _open(store: Path | None) -> Memory:
+    """A memory without an engine or threads: what a command leaves to index, a search indexes."""
+    from inferscale_sdk.cli.session import memory_folder
+    from inferscale_sdk.memory import Memory
+
+    return Memory(path=memory_folder(store), background=False)
+
+
+def _ids(user: str, agent: str | None, run: str | None, app_id: str | None) -> dict[str, Any]:
+    return {"user_id": user, "agent_id": agent, "run_id": run, "app_id": app_id}
+
+
+def _utc(when: datetime | None) -> datetime | None:
+    from datetime import UTC
+
+    return when.replace(tzinfo=UTC) if when is not None and when.tzinfo is None else when
+
+
+def _show(facts: list[Fact], json: bool) -> None:
+    from inferscale_sdk.cli.facts import fact_dict
+
+    if json:
+        print_json([fact_dict(fact) for fact in facts])
+        return
+    for fact in facts:
+        out().print(f"{fact.id}  {_line(fact)}", markup=False)
+
+
+def _line(fact: Fact) -> str:
+    date = f"{fact.event_time:%Y-%m-%d} " if fact.event_time else ""
+    speaker = f"{fact.speaker}: " if fact.speaker else ""
+    return f"{date}{speaker}{fact.text}"
+
+
+@contextmanager
+def _writing_to(output: Path | None) -> Iterator[None]:
+    """Send stdout to a new private file; an existing one is left alone."""
+    import os
+    from contextlib import redirect_stdout
+
+    from inferscale_sdk.errors import ConfigurationError
+
+    if output is None:
+        yield
+        return
+    try:
+        descriptor = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except OSError as error:
+        raise ConfigurationError(f"cannot write a new file {output}: {error}") from error
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file, redirect_stdout(file):
+        yield

@@ -1,0 +1,30 @@
+"""Options that several commands share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+__all__ = ["DEFAULT_USER", "Agent", "App", "BaseUrl", "Json", "Run", "Store", "User"]
+
+DEFAULT_USER = "me"
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
+User = Annotated[str, typer.Option("--user", "-u", help="Whose memory.")]
+Agent = Annotated[str | None, typer.Option("--agent", help="Only what this agent was told.")]
+Run = Annotated[str | None, typer.Option("--run", help="Only this session or thread.")]
+App = Annotated[
+    str | None, typer.Option("--app", help="The application, if several share a store.")
+]
+Store = Annotated[
+    Path | None,
+    typer.Option("--store", help="Folder of the memory.", show_default="under INFERSCALE_HOME"),
+]
+BaseUrl = Annotated[
+    str | None,
+    typer.Option(
+        "--base-url", help="A running server.", show_default="INFERSCALE_BASE_URL, if set"
+    ),
+]

@@ -1,0 +1,96 @@
+"""What the commands print: results to stdout, everything else to stderr."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+__all__ = [
+    "err",
+    "out",
+    "print_error",
+    "print_json",
+    "print_json_line",
+    "progress_bar",
+    "working",
+]
+
+Advance = Callable[[int], None]
+
+
+def out() -> Console:
+    """Where results go."""
+    from rich.console import Console
+
+    return Console(highlight=False, soft_wrap=True)
+
+
+def err() -> Console:
+    """Where progress and errors go."""
+    from rich.console import Console
+
+    return Console(stderr=True, highlight=False, soft_wrap=True)
+
+
+def print_json(value: object) -> None:
+    """One JSON document on stdout; times as ISO 8601, other values by their text."""
+    sys.stdout.write(json.dumps(value, ensure_ascii=False, indent=2, default=_plain) + "\n")
+    sys.stdout.flush()
+
+
+def print_json_line(value: object) -> None:
+    """One JSON document on one line of stdout, for streams of them."""
+    sys.stdout.write(json.dumps(value, ensure_ascii=False, default=_plain) + "\n")
+    sys.stdout.flush()
+
+
+def print_error(error: BaseException) -> None:
+    """One message on stderr."""
+    from rich.text import Text
+
+    err().print(Text.assemble((f"{type(error).__name__}: ", "bold red"), str(error)))
+
+
+@contextmanager
+def working(what: str) -> Iterator[None]:
+    """Say what is going on while it does; a line when stderr is no terminal."""
+    console = err()
+    if not console.is_terminal:
+        console.print(what, markup=False)
+        yield
+        return
+    from rich.markup import escape
+
+    with console.status(escape(what)):
+        yield
+
+
+@contextmanager
+def progress_bar(what: str, total: int) -> Iterator[Advance]:
+    """A bar on stderr. Yields a function that is told how many of ``total`` are done so far."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    console = err()
+    if not console.is_terminal:
+        console.print(f"{what} ({total})", markup=False)
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
+    # A few frames a second: drawing competes with the engine for the processor.
+    bar = Progress(*columns, console=console, refresh_per_second=4, disable=not console.is_terminal)
+    with bar:
+        task = bar.add_task(what, total=total)
+        yield lambda done: bar.update(task, completed=done)
+
+
+def _plain(value: Any) -> Any:
+    return value.isoformat() if hasattr(value, "isoformat") else str(value)

@@ -1,0 +1,48 @@
+"""Where commands find memory, KV and engine when they are not told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from inferscale_sdk.config import settings
+
+if TYPE_CHECKING:
+    from inferscale_sdk.engines.vllm import VLLMEngine
+
+__all__ = ["base_url_or_none", "connect", "kv_folder", "launch_engine", "memory_folder"]
+
+BUNDLED = "bundled"
+
+
+def memory_folder(given: Path | None = None) -> Path:
+    """Where facts and vectors lie."""
+    return given or settings().home / "memory"
+
+
+def kv_folder() -> Path:
+    """Where servers that we start keep KV."""
+    return settings().home / "kv"
+
+
+def base_url_or_none(given: str | None = None) -> str | None:
+    """The running server that is meant, if any is."""
+    return given or settings().base_url
+
+
+def connect(base_url: str) -> VLLMEngine:
+    """Connect to a running server."""
+    from inferscale_sdk.engines.vllm import VLLMEngine
+
+    return VLLMEngine(base_url)
+
+
+def launch_engine(model: str | None = None) -> VLLMEngine:
+    """Start a server of our own that ends with us; ``None`` and ``bundled`` mean the small one."""
+    from inferscale_sdk.engines.vllm import VLLMEngine
+
+    return VLLMEngine.launch(
+        None if model in (None, BUNDLED) else model,
+        disk_path=kv_folder(),
+        log_path=settings().home / "logs" / "server.log",
+    )
