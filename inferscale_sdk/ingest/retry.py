@@ -50,6 +50,10 @@ class RetryPolicy:
         return full * (0.5 + random.random() / 2)  # noqa: S311 - jitter, not a secret
 
 
+_TOGETHER = 2
+"""Failures after which facts of one request are still tried together."""
+
+
 @dataclass(slots=True)
 class _Parked:
     failures: int
@@ -74,15 +78,21 @@ class Parking:
         return len(self._parked)
 
     def fail(self, facts: Iterable[Fact]) -> None:
-        """Count one more failure of each fact and park it."""
+        """Count one more failure of each fact and park it.
+
+        Facts that failed together come back together, so that they are still one request. From
+        the third failure on each has a wait of its own: one that makes every request fail is then
+        told apart from the others.
+        """
         with self._lock:
             now = self._clock()
+            together = {n: self._policy.delay(n) for n in range(1, _TOGETHER + 1)}
             for fact in facts:
                 entry = self._parked.setdefault((fact.id, fact.version), _Parked(0, 0.0))
                 entry.failures += 1
                 given_up = entry.failures >= self._policy.max_attempts
-                wait = float("inf") if given_up else self._policy.delay(entry.failures)
-                entry.until = now + wait
+                wait = together.get(entry.failures) or self._policy.delay(entry.failures)
+                entry.until = float("inf") if given_up else now + wait
 
     def give_up(self, fact: Fact) -> None:
         """Park a fact for good."""
