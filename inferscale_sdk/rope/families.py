@@ -21,7 +21,8 @@ __all__ = [
 
 Config = Mapping[str, Any]
 
-# Pairs are channels (2i, 2i+1). Configurations do not say so; the modelling code does.
+# Pairs are channels (2i, 2i+1) in transformers. Configurations do not say so, the modelling code
+# does.
 _INTERLEAVED = frozenset(
     {
         "codegen",

@@ -202,7 +202,9 @@ class RopeSpec:
         )
 
 
-def layer_specs(config: Mapping[str, Any], n_layers: int) -> list[RopeSpec | None]:
+def layer_specs(
+    config: Mapping[str, Any], n_layers: int, *, interleaved: bool | None = None
+) -> list[RopeSpec | None]:
     """The rotation of every layer of a model.
 
     Args:
@@ -210,6 +212,9 @@ def layer_specs(config: Mapping[str, Any], n_layers: int) -> list[RopeSpec | Non
             in (``config.to_dict()``). Both spellings are read: ``rope_theta`` with
             ``rope_scaling``, and ``rope_parameters``, which may differ by layer type.
         n_layers: Layers of the whole model.
+        interleaved: How the engine pairs channels, if that is known; by default as transformers
+            does for this model type. An engine that reorders weights when it loads them pairs
+            otherwise (vLLM does so for Llama 4).
 
     Returns:
         One entry per layer; ``None`` for a layer whose keys have no rotary position and stay as
@@ -222,7 +227,8 @@ def layer_specs(config: Mapping[str, Any], n_layers: int) -> list[RopeSpec | Non
     model = families.text_config(config)
     families.refuse_unsuitable(model)
     head_dim = families.head_dim(model)
-    interleaved = families.is_interleaved(model)
+    if interleaved is None:
+        interleaved = families.is_interleaved(model)
     by_type: dict[str, RopeSpec] = {}
     specs: list[RopeSpec | None] = []
     for layer_type, has_rope in families.layers(model, n_layers):

@@ -117,12 +117,12 @@ def write_atomically(
     Returns:
         The size of the file that was replaced, ``None`` if there was none.
     """
-    for last_try in (False, True):
+    for tries_left in (2, 1, 0):
         try:
             return _write(path, pieces, fsync=fsync)
         except FileNotFoundError:
             # The folder is not there yet, or somebody removed it, or the temporary file.
-            if last_try:
+            if not tries_left:
                 raise
             make_private(path.parent, root)
     raise AssertionError("unreachable")  # pragma: no cover

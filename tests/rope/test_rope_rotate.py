@@ -223,3 +223,17 @@ def test_shapes_that_do_not_fit_are_refused(change: dict[str, Any], message: str
     }
     with pytest.raises(ValueError, match=message):
         rotate_into(**arguments)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize(("interleaved", "rotary_dim"), SHAPES)
+def test_a_gpu_gives_the_same(interleaved: bool, rotary_dim: int) -> None:
+    keys = torch.randn(4, 6, 2, HEAD_DIM).bfloat16()
+    spec = RopeSpec.default(HEAD_DIM, 1e4, rotary_dim=rotary_dim, interleaved=interleaved)
+    deltas = [5, 0, -3, 1000, 0, 70000]
+    how = {"interleaved": interleaved, "rotary_dim": rotary_dim}
+    expected = rotate(keys, *delta_table(spec, deltas), **how)
+    moved = rotate(keys.cuda(), *delta_table(spec, deltas, device="cuda"), **how).cpu()
+    torch.testing.assert_close(moved, expected, rtol=2**-8, atol=1e-6)
+    assert torch.equal(moved[:, [1, 4]], keys[:, [1, 4]])

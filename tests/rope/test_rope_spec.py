@@ -180,6 +180,12 @@ def test_layers_without_positions_are_none() -> None:
     assert layer_specs(cohere, 2) == [RopeSpec.default(64, 1e4, interleaved=True), None]
 
 
+def test_the_engine_may_pair_otherwise_than_transformers() -> None:
+    config = {**LLAMA, "model_type": "llama4_text", "rope_theta": 1e4}
+    assert layer_specs(config, 1) == [RopeSpec.default(64, 1e4, interleaved=True)]
+    assert layer_specs(config, 1, interleaved=False) == [RopeSpec.default(64, 1e4)]
+
+
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
