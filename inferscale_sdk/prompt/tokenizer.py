@@ -54,7 +54,9 @@ class TransformersChatTokenizer(ChatTokenizer):
         self._control = _control_tokens(spec, self._template.literal_text)
         self._raw = _load(spec)
         self._plain = _load_plain(spec, frozenset(self._control))
-        self._control_ids = frozenset(self._control.values())
+        # What a vocabulary without bytes makes of unknown characters steers nothing.
+        unknown = self._raw.token_to_id(spec["model"].get("unk_token") or "")
+        self._control_ids = frozenset(self._control.values()) - {unknown}
         # SentencePiece styles put a space before the first word of a text, which is wrong for a
         # piece from the middle of a prompt.
         self._line_break = self._ids(self._raw, "\n")
