@@ -149,7 +149,7 @@ class FakeServer:
         transfer = body.get("kv_transfer_params") or {}
         token_ids = body.get("prompt") or transfer.get("prompt_token_ids") or []
         if self.faults.ignore_tokens and path.endswith("chat/completions"):
-            token_ids = json.dumps(body["messages"]).split()
+            token_ids = list(range(len(json.dumps(body["messages"]).split())))
         with self._lock:
             self._state.requests.append((path, body))
             answer = None

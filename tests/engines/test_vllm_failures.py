@@ -1,0 +1,157 @@
+"""How the vLLM client fails, and what it tries again."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from inferscale_sdk.engines.vllm import VLLMEngine
+from inferscale_sdk.errors import (
+    EngineError,
+    EngineTimeout,
+    EngineUnavailable,
+)
+from inferscale_sdk.testing.fake_server import FakeServer
+from inferscale_sdk.testing.plans import KEYS
+from inferscale_sdk.testing.plans import sample_encode_plan as encode_plan
+from inferscale_sdk.testing.plans import sample_prompt_plan as prompt_plan
+
+Connect = Callable[..., VLLMEngine]
+CHAT = "/v1/chat/completions"
+COMPLETIONS = "/v1/completions"
+
+
+def _closed_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+async def test_nothing_listens(server: FakeServer) -> None:
+    engine = VLLMEngine(f"http://127.0.0.1:{_closed_port()}", retries=0)
+    with pytest.raises(EngineUnavailable, match="inferscale serve"):
+        engine.info()
+    with pytest.raises(EngineUnavailable):
+        await engine.agenerate(prompt_plan())
+    await engine.aclose()
+
+
+def test_connecting_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that comes up a moment late is found."""
+    port = _closed_port()
+    engine = VLLMEngine(f"http://127.0.0.1:{port}", retries=4)
+    late: list[FakeServer] = []
+
+    def come_up() -> None:
+        time.sleep(0.15)
+        from http.server import ThreadingHTTPServer
+
+        monkeypatch.setattr(ThreadingHTTPServer, "server_bind", _bind_to(port))
+        late.append(FakeServer().__enter__())
+
+    thread = threading.Thread(target=come_up)
+    thread.start()
+    assert engine.info().model == "fake"
+    thread.join()
+    engine.close()
+    late[0].__exit__(None, None, None)
+
+
+def _bind_to(port: int) -> Callable[[Any], None]:
+    def bind(self: Any) -> None:
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self.socket.bind(("127.0.0.1", port))
+        self.server_address = self.socket.getsockname()
+        self.server_name, self.server_port = "localhost", port
+
+    return bind
+
+
+async def test_silence_is_a_timeout(server: FakeServer, connect: Connect) -> None:
+    engine = connect(server, timeout_seconds=0.2)
+    engine.info()
+    server.faults.delay_s = 1.0
+    with pytest.raises(EngineTimeout, match=r"0\.2 s.*timeout_seconds"):
+        engine.generate(prompt_plan())
+    with pytest.raises(EngineTimeout):
+        list(engine.stream(prompt_plan()))
+    with pytest.raises(EngineTimeout):
+        await engine.agenerate(prompt_plan())
+    await engine.aclose()
+
+
+def test_errors_carry_the_servers_words(server: FakeServer, engine: VLLMEngine) -> None:
+    engine.info()
+    for status, kind in ((400, EngineError), (500, EngineError), (503, EngineUnavailable)):
+        server.faults.status = status
+        with pytest.raises(kind, match=f"{status}: told to fail") as caught:
+            engine.generate(prompt_plan())
+        assert type(caught.value) is kind
+        with pytest.raises(kind, match="told to fail"):
+            list(engine.stream(prompt_plan()))
+
+
+def test_generation_is_never_asked_for_twice(server: FakeServer, engine: VLLMEngine) -> None:
+    engine.info()
+    server.faults.hang_up = 1
+    with pytest.raises(EngineUnavailable, match="lost"):
+        engine.generate(prompt_plan())
+    assert server.bodies(CHAT) == []
+
+
+def test_encoding_and_control_are_repeated(server: FakeServer, engine: VLLMEngine) -> None:
+    engine.info()
+    server.faults.hang_up = 2
+    assert engine.encode(encode_plan()).stored == KEYS
+    server.faults.hang_up = 2
+    assert engine.forget(KEYS) == 2
+    server.faults.hang_up = 3
+    with pytest.raises(EngineUnavailable):
+        engine.stats()
+    server.faults.hang_up = 0
+
+
+@pytest.mark.parametrize("fault", ["break_stream_after", "error_in_stream_after"])
+async def test_a_stream_that_breaks(server: FakeServer, engine: VLLMEngine, fault: str) -> None:
+    setattr(server.faults, fault, 2)
+    said = []
+    with pytest.raises(EngineError):
+        for chunk in engine.stream(prompt_plan()):
+            said.append(chunk.text)
+    assert said == ["one", " two"]
+    with pytest.raises(EngineError):
+        async for chunk in engine.astream(prompt_plan()):
+            said.append(chunk.text)
+    assert said == ["one", " two"] * 2
+    assert len(server.bodies(CHAT)) == 2
+    await engine.aclose()
+
+
+def test_after_a_loss_it_asks_again_who_is_there(server: FakeServer, engine: VLLMEngine) -> None:
+    first = engine.info()
+    server.connector.fingerprint = "another-model"
+    server.faults.hang_up = 1
+    with pytest.raises(EngineUnavailable):
+        engine.generate(prompt_plan())
+    assert engine.info() is not first
+    assert engine.info().fingerprint == "another-model"
+
+
+def test_one_engine_in_several_event_loops(server: FakeServer, engine: VLLMEngine) -> None:
+    """Connections of one loop are of no use in the next."""
+
+    async def ask() -> str:
+        text = (await engine.agenerate(prompt_plan())).text
+        # Closes this loop's connections; the next loop makes its own.
+        await engine._http.aclose()
+        return text
+
+    assert asyncio.run(ask()) == "one two three"
+    assert asyncio.run(ask()) == "one two three"
