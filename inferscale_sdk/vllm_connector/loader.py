@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import groupby
 
 import torch
 
@@ -43,21 +44,27 @@ class Loader:
         old = self._origins(plan, segments).to(device)  # [token]
         new = torch.arange(plan.first, plan.last, device=device)
         slots = slots_of(plan.block_ids, plan.first, plan.last, self._stack.block_size).to(device)
-        moved = not torch.equal(old, new)
-        moves: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
-        for layer, table in enumerate(self.tables):
-            keys, values = data[layer, 0], data[layer, 1]  # each [token, kv_head, head_dim]
-            if moved and table is not None:
-                if id(table) not in moves:
-                    moves[id(table)] = table.moves(old, new)
+        if not torch.equal(old, new):
+            self._rotate(data[:, 0], old, new)
+        for layer, (keys, values) in enumerate(data):  # each [token, kv_head, head_dim]
+            self._stack.write(layer, keys, values, slots)
+
+    def _rotate(self, keys: torch.Tensor, old: torch.Tensor, new: torch.Tensor) -> None:
+        """Turn keys ``[layer, token, kv_head, head_dim]`` in place, layers of one table at once."""
+        start = 0
+        for table, same in groupby(self.tables):
+            stop = start + len(list(same))
+            if table is not None:
+                cos, sin = table.moves(old, new)
                 rotate_into(
-                    keys,
-                    keys,
-                    *moves[id(table)],
+                    keys[start:stop],
+                    keys[start:stop],
+                    cos,
+                    sin,
                     interleaved=table.spec.interleaved,
                     rotary_dim=table.spec.rotary_dim,
                 )
-            self._stack.write(layer, keys, values, slots)
+            start = stop
 
     def _gather(self, plan: LoadPlan, segments: Mapping[str, Segment]) -> torch.Tensor:
         """The pieces side by side: ``[layer, kv, token, kv_head, head_dim]``."""
