@@ -128,6 +128,7 @@ class Encoder:
         *,
         progress: ProgressCallback | None = None,
         scope: Namespace | None = None,
+        stop: threading.Event | None = None,
     ) -> EncodeProgress:
         """Forget what is to be forgotten, then encode up to ``limit`` waiting facts.
 
@@ -135,6 +136,7 @@ class Encoder:
             limit: Facts taken from the queue at most.
             progress: Called after every request with what this call has done so far.
             scope: Whose facts; everybody's by default.
+            stop: No further request is sent once it is set.
 
         Returns:
             What was done. A fact the engine would not capture stays pending and is left alone
@@ -156,6 +158,8 @@ class Encoder:
             try:
                 seq = self._store.last_seq()
                 for fitted in self._requests(profile, info, limit, scope):
+                    if stop is not None and stop.is_set():
+                        break
                     done = done.plus(self._encode(fitted, profile, seq))
                     if progress is not None:
                         progress(

@@ -207,7 +207,7 @@ class EncodeWorker:
             self._status = WorkerStatus(WorkerState.ENCODING)
         with self._changed:
             scope = next(iter(self._urgent), None)
-        done = self._encoder.run_once(self._slice, scope=scope)
+        done = self._encoder.run_once(self._slice, scope=scope, stop=self._stopping)
         more = bool(done.requests or done.unencodable)
         if scope is not None:
             with self._changed:

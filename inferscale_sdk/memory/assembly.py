@@ -162,4 +162,4 @@ def _open_index(folder: Path, embedder: Embedder | None) -> RecallIndex:
     from inferscale_sdk.recall.embedders import bundled_embedder
     from inferscale_sdk.recall.hybrid import HybridRecall
 
-    return HybridRecall(folder / "recall", embedder or bundled_embedder())
+    return HybridRecall(folder / "recall.db", embedder or bundled_embedder())

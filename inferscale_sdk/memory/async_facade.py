@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import aclosing
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
@@ -125,8 +125,9 @@ class AsyncMemory:
         self, plan: Any, *, sampling: Sampling | None = None
     ) -> AsyncIterator[CompletionChunk]:
         """Send a prepared plan; text as it comes."""
-        async for chunk in self._send_stream(plan, sampling or Sampling()):
-            yield chunk
+        async with aclosing(self._send_stream(plan, sampling or Sampling())) as chunks:
+            async for chunk in chunks:
+                yield chunk
 
     @_twin_of(Memory.answer)
     async def answer(self, question: Any, **kwargs: Any) -> Answer:
@@ -138,14 +139,14 @@ class AsyncMemory:
     async def stream(self, question: Any, **kwargs: Any) -> AsyncIterator[CompletionChunk]:
         """:meth:`answer` as it comes."""
         plan, sampling = await asyncio.to_thread(self._memory._plan_answer, question, **kwargs)
-        async for chunk in self._send_stream(plan, sampling):
-            yield chunk
-
-    async def _send_stream(self, plan: Any, sampling: Sampling) -> AsyncIterator[CompletionChunk]:
-        # Closed by name: an abandoned async generator would be closed at some later time.
-        async with aclosing(self._memory._parts.serving.sender.astream(plan, sampling)) as chunks:
+        async with aclosing(self._send_stream(plan, sampling)) as chunks:
             async for chunk in chunks:
                 yield chunk
+
+    def _send_stream(self, plan: Any, sampling: Sampling) -> AsyncGenerator[CompletionChunk, None]:
+        # Its users close it by name: an abandoned async generator, even one inside another that
+        # is closed, would be closed at some later time, and the engine work on till then.
+        return self._memory._parts.serving.sender.astream(plan, sampling)
 
     @_twin_of(Memory.wait_encoded)
     async def wait_encoded(self, timeout: float | None = None, **kwargs: Any) -> bool:  # noqa: ASYNC109

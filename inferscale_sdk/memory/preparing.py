@@ -15,6 +15,7 @@ from typing import Literal, TypeAlias
 from inferscale_sdk.engines.base import Engine, EngineInfo
 from inferscale_sdk.engines.wire import without_segments
 from inferscale_sdk.errors import (
+    ConfigurationError,
     ContextOverflow,
     EngineTimeout,
     EngineUnavailable,
@@ -71,6 +72,7 @@ class Preparer:
         """Recall and plan.
 
         Raises:
+            ConfigurationError: The call or the set-up is wrong; whatever ``on_error`` says.
             ContextOverflow: The conversation does not fit even without memory.
             EngineUnavailable: Nobody has ever answered, so that the model is unknown.
             InferScaleError: With ``on_error="raise"``, whatever recall or planning raised.
@@ -81,6 +83,9 @@ class Preparer:
         try:
             seq = self._store.last_seq()
             scored = tuple(find_facts())
+        except (ConfigurationError, NamespaceError):
+            # A mistake in the call or the set-up, which must not hide behind a worse answer.
+            raise
         except Exception as error:
             note = self._degrade("recall failed", error)
         return self._plan(request, scored, seq, note)
@@ -195,7 +200,7 @@ class Preparer:
 
     def _degrade(self, what: str, error: Exception) -> str:
         """Log and count a failure, or raise it; returns what the report says about it."""
-        if self._on_error == "raise" or isinstance(error, NamespaceError):
+        if self._on_error == "raise":
             raise error
         with self._lock:
             self.degraded += 1

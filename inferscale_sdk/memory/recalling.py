@@ -30,6 +30,7 @@ class Recaller:
         self._make_index = make_index
         self._index: RecallIndex | None = None
         self._opening = threading.Lock()
+        self._syncing = threading.Lock()
 
     @property
     def index(self) -> RecallIndex:
@@ -41,7 +42,10 @@ class Recaller:
 
     def catch_up(self) -> None:
         """Index everything that changed in the store, by whichever process."""
-        sync(self._store, self.index)
+        # One at a time: a search that comes while the worker embeds waits for it, instead of
+        # embedding the same facts once more.
+        with self._syncing:
+            sync(self._store, self.index)
 
     def search(self, query: RecallQuery) -> list[ScoredFact]:
         """Best first. Facts deleted meanwhile are left out, whatever the index says."""

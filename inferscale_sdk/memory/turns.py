@@ -29,8 +29,13 @@ def as_chat(messages: MessagesLike) -> list[ChatMessage]:
     Raises:
         ConfigurationError: A message has no role, or its content is not text.
     """
-    items = [messages] if isinstance(messages, str | Message | Mapping) else list(messages)
-    return [_chat_message(item) for item in items]
+    return [_chat_message(item) for item in _items(messages)]
+
+
+def _items(messages: MessagesLike) -> list[Any]:
+    if isinstance(messages, Sequence) and not isinstance(messages, str):
+        return list(messages)
+    return [messages]
 
 
 def _chat_message(item: str | ChatMessage) -> ChatMessage:
@@ -98,7 +103,7 @@ def as_turns(messages: MessagesLike, timestamp: datetime | None = None) -> list[
     Raises:
         ConfigurationError: As for :func:`as_chat`, or a timestamp is not a time.
     """
-    items = [messages] if isinstance(messages, str | Message | Mapping) else list(messages)
+    items = _items(messages)
     chat = as_chat([Message("", item) if isinstance(item, str) else item for item in items])
     turns = []
     for message in chat:

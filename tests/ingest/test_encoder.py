@@ -210,7 +210,7 @@ def test_an_absent_engine_loses_nothing(store, add, engine, make_encoder, fault)
 def test_a_refused_fact_is_left_alone_for_a_while_then_for_good(add, engine, make_encoder):
     add(2)
     engine.faults.refuse_encode = Reason.STORE_FAILED
-    encoder = make_encoder()
+    encoder = make_encoder(retry=RetryPolicy(0.5, 0.5, max_attempts=3))
     done = encoder.run_once()
     assert (done.encoded, done.failed, done.pending) == (0, 2, 2)
     assert encoder.run_once().requests == 0, "no hot loop"
@@ -253,7 +253,7 @@ def test_one_bad_fact_is_told_apart(store, add, engine, make_encoder):
 
 def test_failing_facts_do_not_hold_up_others(store, add, engine, make_encoder):
     add(5, ALICE, conversation="a")
-    encoder = make_encoder()
+    encoder = make_encoder(retry=RetryPolicy(60.0, 60.0))
     engine.faults.refuse_encode = Reason.STORE_FAILED
     encoder.run_once()
     engine.faults.refuse_encode = None
