@@ -192,6 +192,11 @@ class Database:
             yield
         except InferScaleError:
             raise
+        except UnicodeEncodeError as error:
+            raise ConfigurationError(
+                f"{error.object!r:.80} holds a lone surrogate and cannot be stored or looked up; "
+                "decode the text properly"
+            ) from None
         except sqlite3.Error as error:
             raise _store_error(self.path, self._busy_seconds, error) from error
 
