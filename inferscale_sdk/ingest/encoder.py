@@ -12,48 +12,27 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Protocol
 
 from inferscale_sdk.engines.base import Engine, EngineInfo
 from inferscale_sdk.errors import ContextOverflow, EngineError, EngineTimeout, EngineUnavailable
 from inferscale_sdk.facts.base import EncodingRecord, FactStore
 from inferscale_sdk.ingest.fitting import Fitted, fit
+from inferscale_sdk.ingest.planning import EncodePlanner
 from inferscale_sdk.ingest.progress import EncodeProgress, ProgressCallback
 from inferscale_sdk.ingest.recording import record
 from inferscale_sdk.ingest.retry import Parking, RetryPolicy
 from inferscale_sdk.ingest.windows import WindowStrategy
 from inferscale_sdk.prompt.base import EncodePlan
 from inferscale_sdk.protocol import Reason
-from inferscale_sdk.types import Fact, Message, Namespace
+from inferscale_sdk.types import Fact, Namespace
 
-__all__ = ["EncodePlanner", "Encoder"]
+__all__ = ["Encoder"]
 
 log = logging.getLogger(__name__)
 
 FORGET_BATCH = 10_000
 SLICE = 256
 FACT_RETRY = RetryPolicy(base_seconds=1.0, max_seconds=300.0, max_attempts=8)
-
-
-class EncodePlanner(Protocol):
-    """The part of :class:`~inferscale_sdk.prompt.plan.Planner` that encoding needs."""
-
-    def profile(self, fingerprint: str, strategy: str) -> str:
-        """Names the KV of one model, frame and window strategy."""
-        ...
-
-    def plan_encode(
-        self,
-        window: Sequence[Fact],
-        facts: Sequence[Fact],
-        *,
-        fingerprint: str,
-        partition: str,
-        capture_preamble: bool,
-        messages: Sequence[Message] = (),
-    ) -> EncodePlan:
-        """One encode request."""
-        ...
 
 
 class Encoder:

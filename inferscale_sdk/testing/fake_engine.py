@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 
 from inferscale_sdk.engines.base import Completion, CompletionChunk, Engine, EngineInfo, Sampling
 from inferscale_sdk.errors import ContextOverflow, EngineError, EngineTimeout, EngineUnavailable
-from inferscale_sdk.kv.key import token_digest
 from inferscale_sdk.prompt.base import ChatTokenizer, EncodePlan, PromptPlan
-from inferscale_sdk.protocol import EncodeAnswer, InjectAnswer, Reason, StatsAnswer, salt_matches
+from inferscale_sdk.protocol import EncodeAnswer, InjectAnswer, Reason, StatsAnswer
+from inferscale_sdk.testing.fake_segments import FakeSegments, report
 from inferscale_sdk.testing.fake_tokenizer import FakeTokenizer
-from inferscale_sdk.types import InjectionReport, InjectionStatus
+from inferscale_sdk.types import InjectionReport
 
 __all__ = ["FakeEngine", "Faults"]
 
@@ -55,10 +55,8 @@ class _Log:
 class FakeEngine(Engine):
     """An :class:`Engine` for tests.
 
-    Segments live in a dict ``key -> token digest``. An injection is verified as the server does
-    it: from position 0, contiguous, each segment's stored digest equal to the digest of the
-    prompt's tokens at that place, at least one token left to compute, the salt bound to the keys.
-    A preamble that is not there is learnt on the way.
+    Segments and how they are verified: see
+    :class:`~inferscale_sdk.testing.fake_segments.FakeSegments`.
 
     Args:
         answer: Makes the answer from the plan and its prompt text; by default ``"ok"``.
@@ -77,7 +75,6 @@ class FakeEngine(Engine):
         fingerprint: str = "fake-model",
         tokenizer: ChatTokenizer | None = None,
     ) -> None:
-        self.segments: dict[str, str] = {}
         self.faults = Faults()
         self.closed = False
         self.cancelled = 0
@@ -85,12 +82,21 @@ class FakeEngine(Engine):
         self._answer = answer or (lambda _plan, _text: "ok")
         self._can_inject = can_inject
         self._max_model_len = max_model_len
-        self._fingerprint = fingerprint
+        self._kv = FakeSegments(fingerprint)
         self._tokenizer = tokenizer or FakeTokenizer()
         self._log = _Log()
         self._lock = threading.Lock()
 
     # -- what tests look at ----------------------------------------------------------------
+
+    @property
+    def segments(self) -> dict[str, str]:
+        """Token digest of every segment it holds, by key."""
+        return self._kv.digests
+
+    def become(self, fingerprint: str) -> None:
+        """Be another model from now on."""
+        self._kv.fingerprint = fingerprint
 
     @property
     def encodes(self) -> list[EncodePlan]:
@@ -136,7 +142,7 @@ class FakeEngine(Engine):
             raise EngineUnavailable("the fake engine is switched off; set faults.unavailable=False")
         return EngineInfo(
             model="fake",
-            fingerprint=self._fingerprint if self._can_inject else "",
+            fingerprint=self._kv.fingerprint if self._can_inject else "",
             max_model_len=self._max_model_len,
             can_inject=self._can_inject,
             reason="" if self._can_inject else "the fake engine was built with can_inject=False",
@@ -155,17 +161,7 @@ class FakeEngine(Engine):
                 return EncodeAnswer(failed={c.key: reason for c in plan.op.captures})
             if len(plan.token_ids) + 2 > self._max_model_len:
                 raise ContextOverflow(len(plan.token_ids) + 2, self._max_model_len, "shorten it")
-            if plan.op.fingerprint != self._fingerprint:
-                return EncodeAnswer(failed={c.key: Reason.WRONG_MODEL for c in plan.op.captures})
-            for capture in plan.op.captures:
-                own = plan.token_ids[capture.start : capture.stop]
-                if len(own) != capture.stop - capture.start:
-                    raise EngineError(
-                        f"capture stops at {capture.stop} but the prompt has "
-                        f"{len(plan.token_ids)} tokens"
-                    )
-                self.segments[capture.key] = token_digest(own)
-            return EncodeAnswer(stored=tuple(c.key for c in plan.op.captures))
+            return self._kv.capture(plan)
 
     async def aencode(self, plan: EncodePlan) -> EncodeAnswer:
         """Async twin of :meth:`encode`."""
@@ -175,8 +171,7 @@ class FakeEngine(Engine):
         """Verify the plan's segments, then answer."""
         self._trouble()
         sampling = sampling or Sampling()
-        report = self._receive(plan, sampling)
-        return self._completion(plan, sampling, report)
+        return self._completion(plan, sampling, self._receive(plan, sampling))
 
     async def agenerate(self, plan: PromptPlan, sampling: Sampling | None = None) -> Completion:
         """Async twin of :meth:`generate`; a cancelled call counts in ``cancelled``."""
@@ -196,8 +191,7 @@ class FakeEngine(Engine):
         self._trouble()
         sampling = sampling or Sampling()
         started = time.perf_counter()
-        report = self._receive(plan, sampling, started)
-        completion = self._completion(plan, sampling, report)
+        completion = self._completion(plan, sampling, self._receive(plan, sampling, started))
         try:
             yield from self._chunks(completion)
         except GeneratorExit:
@@ -260,48 +254,11 @@ class FakeEngine(Engine):
             self._log.prompts.append(plan)
             if plan.segments and self.faults.inject_error is not None:
                 raise self.faults.inject_error
-            answer = self._inject(plan) if plan.segments else None
+            answer = self._kv.inject(plan) if plan.segments else None
+            if answer is not None:
+                self._log.injections.append(answer)
         ttft = None if started is None else (time.perf_counter() - started) * 1e3
-        return _report(plan, answer, ttft)
-
-    def _inject(self, plan: PromptPlan) -> InjectAnswer:
-        keys = [s.key for s in plan.segments]
-        if plan.fingerprint != self._fingerprint:
-            answer = InjectAnswer(reason=Reason.WRONG_MODEL)
-        elif not salt_matches(plan.cache_salt, keys):
-            answer = InjectAnswer(reason=Reason.WRONG_SALT if plan.cache_salt else Reason.NO_SALT)
-        else:
-            answer = self._walk(plan)
-        self._log.injections.append(answer)
-        return answer
-
-    def _walk(self, plan: PromptPlan) -> InjectAnswer:
-        at, loaded, reason = 0, [], Reason.OK
-        learned: tuple[str, ...] = ()
-        for segment in plan.segments:
-            own = plan.token_ids[at : at + segment.n_tokens]
-            stored = self.segments.get(segment.key)
-            if stored is None:
-                reason = Reason.MISSING
-                if segment.kind == "preamble":
-                    self.segments[segment.key] = token_digest(own)
-                    learned = (segment.key,)
-                break
-            if stored != token_digest(own):
-                reason = Reason.TOKEN_MISMATCH
-                break
-            loaded.append(segment.key)
-            at += segment.n_tokens
-        absent = (s.key for s in plan.segments if s.key not in self.segments)
-        claimed = min(at, len(plan.token_ids) - 1)
-        return InjectAnswer(
-            reason=reason,
-            claimed_tokens=claimed,
-            loaded_tokens=claimed,
-            loaded_keys=tuple(loaded),
-            missing_keys=tuple(absent) + learned,
-            learned_keys=learned,
-        )
+        return report(plan, answer, ttft)
 
     def _completion(
         self, plan: PromptPlan, sampling: Sampling, report: InjectionReport
@@ -324,24 +281,3 @@ class FakeEngine(Engine):
             yield CompletionChunk(
                 word if last else word + " ", completion=completion if last else None
             )
-
-
-def _report(plan: PromptPlan, answer: InjectAnswer | None, ttft: float | None) -> InjectionReport:
-    injected = (answer.loaded_tokens or 0) if answer else 0
-    if answer and len(answer.loaded_keys) == len(plan.segments):
-        status = InjectionStatus.INJECTED
-    elif injected:
-        status = InjectionStatus.PARTIAL
-    else:
-        status = InjectionStatus.TEXT if plan.fact_ids else InjectionStatus.NONE
-    return InjectionReport(
-        status=status,
-        reason=answer.reason.value if answer else "",
-        prompt_tokens=len(plan.token_ids),
-        memory_tokens=plan.memory_tokens,
-        injected_tokens=injected,
-        prefilled_tokens=len(plan.token_ids) - injected,
-        fact_ids=plan.fact_ids,
-        missing_keys=answer.missing_keys if answer else (),
-        ttft_ms=ttft,
-    )

@@ -322,7 +322,7 @@ def test_a_model_swapped_behind_the_address_is_noticed(store, add, engine, make_
     encoder = make_encoder()
     encoder.profile()
     info = engine.info()
-    engine._fingerprint = "swapped"
+    engine.become("swapped")
     # A client that has cached the old identity until it is told to ask again.
     engine.info = lambda *, refresh=False: (
         FakeEngine.info(engine) if refresh or engine.encodes else info
