@@ -9,7 +9,7 @@ import threading
 import time
 import weakref
 from collections.abc import AsyncGenerator, Generator, Mapping
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 from urllib.parse import urlsplit
 
 import httpx
@@ -31,6 +31,13 @@ _GATEWAY_STATUSES = frozenset({502, 503, 504})
 _END = "[DONE]"
 
 JSONObject = dict[str, Any]
+
+
+class _Kept(NamedTuple):
+    """The async connections of one event loop, and what closes them."""
+
+    client: httpx.AsyncClient
+    keeper: AsyncGenerator[None]
 
 
 class HttpClient:
@@ -84,7 +91,7 @@ class HttpClient:
         self._sync = httpx.Client(**self._options)
         self._lock = threading.Lock()
         # Connections belong to the event loop that made them.
-        self._async: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, httpx.AsyncClient] = (
+        self._async: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Kept] = (
             weakref.WeakKeyDictionary()
         )
 
@@ -110,7 +117,7 @@ class HttpClient:
         self, path: str, body: Mapping[str, Any], *, idempotent: bool = False
     ) -> JSONObject:
         """Async twin of :meth:`post`."""
-        request = self._client().build_request("POST", path, **_content(body))
+        request = (await self._client()).build_request("POST", path, **_content(body))
         return _decoded(await self._asend(request, idempotent=idempotent))
 
     # -- streams ---------------------------------------------------------------------------
@@ -138,7 +145,7 @@ class HttpClient:
 
     async def astream(self, path: str, body: Mapping[str, Any]) -> AsyncGenerator[JSONObject]:
         """Async twin of :meth:`stream`."""
-        request = self._client().build_request("POST", path, **_content(body))
+        request = (await self._client()).build_request("POST", path, **_content(body))
         response = await self._asend(request, stream=True)
         try:
             if response.is_error:
@@ -159,26 +166,43 @@ class HttpClient:
     # -- life ------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Close the sync connections. Those of event loops close with :meth:`aclose`."""
+        """Close the sync connections; those of an event loop close with it or by :meth:`aclose`."""
         self._sync.close()
 
     async def aclose(self) -> None:
         """Close the sync connections and those of the running event loop."""
         self._sync.close()
         with self._lock:
-            client = self._async.pop(asyncio.get_running_loop(), None)
-        if client is not None:
-            await client.aclose()
+            kept = self._async.get(asyncio.get_running_loop())
+        if kept is not None:
+            await kept.keeper.aclose()
 
     # -- inside ----------------------------------------------------------------------------
 
-    def _client(self) -> httpx.AsyncClient:
+    async def _client(self) -> httpx.AsyncClient:
         loop = asyncio.get_running_loop()
         with self._lock:
-            client = self._async.get(loop)
-            if client is None:
-                client = self._async[loop] = httpx.AsyncClient(**self._options)
-            return client
+            kept = self._async.get(loop)
+            if kept is None:
+                client = httpx.AsyncClient(**self._options)
+                kept = self._async[loop] = _Kept(client, self._keep(loop, client))
+                fresh = True
+            else:
+                fresh = False
+        if fresh:
+            await anext(kept.keeper)
+        return kept.client
+
+    async def _keep(
+        self, loop: asyncio.AbstractEventLoop, client: httpx.AsyncClient
+    ) -> AsyncGenerator[None]:
+        """Closes the client with its loop: ending a loop ends the generators begun on it."""
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._async.pop(loop, None)
+            await client.aclose()
 
     def _send(
         self, request: httpx.Request, *, stream: bool = False, idempotent: bool = False
@@ -195,7 +219,7 @@ class HttpClient:
     async def _asend(
         self, request: httpx.Request, *, stream: bool = False, idempotent: bool = False
     ) -> httpx.Response:
-        client = self._client()
+        client = await self._client()
         for attempt in range(self._retries + 1):
             try:
                 return await client.send(request, stream=stream)

@@ -21,7 +21,8 @@ from inferscale_sdk.errors import ConfigurationError, EngineError, EngineTimeout
 __all__ = ["ServerProcess", "free_port"]
 
 _POLL_SECONDS = 0.1
-_TERM_SECONDS = 15.0
+_LEADER_SECONDS = 15.0
+_REST_SECONDS = 3.0
 _KILL_SECONDS = 10.0
 _TAIL_BYTES = 4000
 
@@ -159,21 +160,23 @@ class ServerProcess:
 
 
 def _end_group(process: subprocess.Popen[bytes], first: signal.Signals) -> None:
+    """The leader first, which ends its own processes in order; then whoever is left."""
     if first == signal.SIGTERM:
-        # Only to the leader, which ends its own processes in order.
         process.terminate()
-    else:
-        _signal_group(process.pid, first)
-    # The group outlives its leader while the engine's own processes still run.
-    deadline = time.monotonic() + (_TERM_SECONDS if first == signal.SIGTERM else _KILL_SECONDS)
-    while _alive(process) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    if _alive(process):
-        _signal_group(process.pid, signal.SIGKILL)
+        _wait_until(lambda: process.poll() is not None, _LEADER_SECONDS)
+        _signal_group(process.pid, signal.SIGTERM)
+        _wait_until(lambda: not _group_lives(process), _REST_SECONDS)
+    _signal_group(process.pid, signal.SIGKILL)
     process.wait(timeout=_KILL_SECONDS)
 
 
-def _alive(process: subprocess.Popen[bytes]) -> bool:
+def _wait_until(condition: Callable[[], bool], timeout_seconds: float) -> None:
+    deadline = time.monotonic() + timeout_seconds
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.02)
+
+
+def _group_lives(process: subprocess.Popen[bytes]) -> bool:
     if process.poll() is None:
         return True
     try:

@@ -73,6 +73,7 @@ class FakeServer:
         fingerprint: Of the model.
         max_model_len: Context length in tokens.
         api_key: Required as bearer token.
+        port: Where it listens; by default a free port.
     """
 
     def __init__(
@@ -84,6 +85,7 @@ class FakeServer:
         fingerprint: str = "fake-model",
         max_model_len: int = 8192,
         api_key: str | None = None,
+        port: int = 0,
     ) -> None:
         self.faults = ServerFaults()
         self.connector_there = connector
@@ -96,7 +98,7 @@ class FakeServer:
         self.api_key = api_key
         self._state = _State()
         self._lock = threading.Lock()
-        self._http = _Http(("127.0.0.1", 0), _Handler)
+        self._http = _Http(("127.0.0.1", port), _Handler)
         self._http.owner = self
         self._thread = threading.Thread(
             target=self._http.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True
