@@ -282,13 +282,14 @@ def test_a_slow_engine_does_not_hold_up_a_deletion(alice, engine, monkeypatch):
     from inferscale_sdk.memory import serving
 
     monkeypatch.setattr(serving, "FORGET_WAIT_SECONDS", 0.05)
-    engine.faults.delay_s = 0.5
+    engine.faults.delay_s = 1.5
     fact = alice.search("dog", user_id="alice", top_k=1)[0].fact
     started = time.monotonic()
     alice.delete(fact.id, user_id="alice")
-    assert time.monotonic() - started < 0.4
-    time.sleep(0.6)
-    assert engine.forgotten
+    assert time.monotonic() - started < 1.2
+    while not engine.forgotten:
+        assert time.monotonic() - started < 20.0
+        time.sleep(0.05)
 
 
 # -- what the server has lost --------------------------------------------------------------
