@@ -39,12 +39,10 @@ def test_what_was_said_in_one_run_reaches_the_prompt_of_the_next(cli, fake_engin
 def test_recent_turns_are_in_the_conversation(cli, fake_engine):
     cli("chat", stdin="Look at this\nAnd now?\n")
 
-    conversation = fake_engine.prompts[-1].messages
-    assert [message.role for message in conversation if message.role != "system"] == [
-        "user",
-        "assistant",
-        "user",
-    ]
+    prompt = fake_engine.prompt_text(fake_engine.prompts[-1])
+    _, _, conversation = prompt.partition("user\nLook at this")
+    assert "assistant\nI read" in conversation
+    assert "user\nAnd now?" in conversation
 
 
 def test_quit_ends_it(cli, fake_engine):

@@ -12,7 +12,7 @@ from inferscale_sdk.errors import EngineUnavailable
 
 @pytest.fixture
 def served_by(monkeypatch):
-    """This interpreter stands in for the server's. Returns what would have replaced this process."""
+    """This interpreter stands in for the server's; gives what would have replaced this process."""
     executed = []
     monkeypatch.setattr(server, "find_server_python", lambda: sys.executable)
     monkeypatch.setattr("os.execve", lambda *args: executed.append(args))

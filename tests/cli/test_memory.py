@@ -64,7 +64,9 @@ def test_a_hard_forget_erases_the_text_everywhere(cli):
 def test_forgetting_everything_asks_first(cli):
     cli("memory", "add", "one", "two")
 
-    assert "Forget all 2 facts of me?" in cli("memory", "forget", "--all", stdin="n\n", code=1).output
+    assert (
+        "Forget all 2 facts of me?" in cli("memory", "forget", "--all", stdin="n\n", code=1).output
+    )
     assert len(cli.json("memory", "list")) == 2
     assert cli("memory", "forget", "--all", "--yes").stdout == "forgotten: 2\n"
     assert cli.json("memory", "list") == []
@@ -119,7 +121,7 @@ def test_search_finds_the_best_first(cli):
 
     found = cli.json("memory", "search", "What is the cat's name?", "-k", "2")
 
-    assert [fact["text"] for fact in found][0] == "My cat is called Biscuit"
+    assert found[0]["text"] == "My cat is called Biscuit"
     assert len(found) == 2
     assert found[0]["score"] >= found[1]["score"]
     assert "Biscuit" in cli("memory", "search", "cat").stdout
