@@ -9,10 +9,19 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from inferscale_sdk.engines.base import Completion, EngineInfo, Sampling
-from inferscale_sdk.engines.wire import Usage, answer_of, build_report, chat_body, without_segments
+from inferscale_sdk.engines.wire import (
+    Usage,
+    answer_of,
+    build_report,
+    chat_body,
+    transfer_fields,
+    wire_messages,
+    without_segments,
+)
 from inferscale_sdk.errors import ContextOverflow, EngineError
 from inferscale_sdk.prompt.base import PromptPlan
 from inferscale_sdk.protocol import InjectAnswer, Refusal
+from inferscale_sdk.types import InjectionReport
 
 __all__ = ["Exchange", "require_fit"]
 
@@ -32,21 +41,27 @@ def require_fit(n_tokens: int, reserve: int, limit: int) -> None:
 
 @dataclass(slots=True)
 class Exchange:
-    """A chat request and the state of its answer.
+    """A request's memory on its way out, and what became of it.
 
     Args:
         plan: What was asked for.
-        body: What is sent.
+        model: Name of the served model.
+        fields: The fields of the request that carry tokens, segments and salt.
+        messages: The ``messages`` of the request.
         reason: Why the plan's segments are not sent, empty if they are.
         report_id: Under which the server files its report of a streamed request.
         exact: Whether the report must be the server's own.
+        stream: Whether the answer is streamed.
     """
 
     plan: PromptPlan
-    body: dict[str, Any]
+    model: str
+    fields: dict[str, Any]
+    messages: list[dict[str, Any]]
     reason: str = ""
     report_id: str | None = None
     exact: bool = False
+    stream: bool = False
     text: str = ""
     finish_reason: str = ""
     usage: Usage = field(default_factory=Usage)
@@ -58,8 +73,8 @@ class Exchange:
         cls,
         info: EngineInfo,
         plan: PromptPlan,
-        sampling: Sampling,
         *,
+        max_tokens: int,
         secret: bytes | None,
         stream: bool,
         exact: bool,
@@ -68,9 +83,8 @@ class Exchange:
 
         Raises:
             ContextOverflow: Prompt and answer do not fit.
-            ConfigurationError: ``sampling.extra`` sets a field that belongs to the engine.
         """
-        require_fit(len(plan.token_ids), sampling.max_tokens, info.max_model_len)
+        require_fit(len(plan.token_ids), max_tokens, info.max_model_len)
         reason = ""
         if plan.segments and not info.can_inject:
             reason = info.reason
@@ -81,17 +95,27 @@ class Exchange:
             )
         sent = without_segments(plan) if reason else plan
         report_id = secrets.token_hex(8) if stream and sent.segments else None
-        body = chat_body(
-            info.model,
-            sent,
-            sampling,
-            op=sent.operation(report_id),
-            secret=secret,
-            stream=stream,
+        return cls(
+            plan=plan,
+            model=info.model,
+            fields=transfer_fields(sent, op=sent.operation(report_id), secret=secret),
             # A server with the connector takes exact tokens; of any other nothing is known.
-            with_messages=not info.fingerprint,
+            messages=wire_messages(sent, in_full=not info.fingerprint),
+            reason=reason,
+            report_id=report_id,
+            exact=exact,
+            stream=stream,
         )
-        return cls(plan=plan, body=body, reason=reason, report_id=report_id, exact=exact)
+
+    def body(self, sampling: Sampling) -> dict[str, Any]:
+        """The whole chat request.
+
+        Raises:
+            ConfigurationError: ``sampling.extra`` sets a field that belongs to the engine.
+        """
+        return chat_body(
+            self.model, sampling, fields=self.fields, messages=self.messages, stream=self.stream
+        )
 
     @property
     def injects(self) -> bool:
@@ -100,22 +124,24 @@ class Exchange:
 
     # -- whole answers ---------------------------------------------------------------------
 
-    def completed(
-        self, response: Mapping[str, Any]
-    ) -> tuple[Completion, InjectAnswer | Refusal | None]:
-        """The completion in a whole response, and what the connector said."""
+    def received(self, response: Mapping[str, Any]) -> InjectAnswer | Refusal | None:
+        """Take a whole response; returns what the connector said in it."""
         choice = _first_choice(response)
         self.usage = Usage.of(response)
-        self.text = (choice.get("message") or {}).get("content") or ""
+        self.text = (choice.get("message") or {}).get("content") or choice.get("text") or ""
         self.finish_reason = choice.get("finish_reason") or ""
-        answer = answer_of(response, InjectAnswer) if self.injects else None
-        return self.finish(answer, raw=response), answer
+        return answer_of(response, InjectAnswer) if self.injects else None
 
     # -- streams ---------------------------------------------------------------------------
 
     def start(self) -> None:
         """The request is about to be written."""
         self._started = time.perf_counter()
+
+    def spoke(self) -> None:
+        """A token of the answer has come; the first one counts."""
+        if self.ttft_ms is None:
+            self.ttft_ms = (time.perf_counter() - self._started) * 1e3
 
     def feed(self, event: Mapping[str, Any]) -> str:
         """Take one event of the stream; returns its text."""
@@ -129,8 +155,8 @@ class Exchange:
         text: str = delta.get("content") or ""
         spoken = text or any(delta.get(k) for k in ("reasoning", "reasoning_content", "tool_calls"))
         # An answer of nothing but an end token has no text; it is there all the same.
-        if self.ttft_ms is None and (spoken or self.finish_reason):
-            self.ttft_ms = (time.perf_counter() - self._started) * 1e3
+        if spoken or self.finish_reason:
+            self.spoke()
         self.text += text
         return text
 
@@ -149,21 +175,29 @@ class Exchange:
         """The finished answer.
 
         Raises:
-            EngineError: The server did not take the exact tokens.
+            EngineError: The server did not take the exact tokens, or gave no reason to stop.
         """
         if not self.finish_reason:
             raise EngineError("the server ended the answer without saying why; see its log")
-        self._check_tokens()
-        reason = self.reason
-        if answer is None and (self.needs_report if raw is None else self.injects):
-            reason = _NO_REPORT
         return Completion(
             text=self.text,
             finish_reason=self.finish_reason,
-            report=build_report(self.plan, self.usage, answer, reason=reason, ttft_ms=self.ttft_ms),
+            report=self.report(answer),
             completion_tokens=self.usage.completion_tokens,
             raw=raw,
         )
+
+    def report(self, answer: InjectAnswer | Refusal | None) -> InjectionReport:
+        """What became of the memory, from the server's counts and what the connector said.
+
+        Raises:
+            EngineError: The server did not take the exact tokens.
+        """
+        self._check_tokens()
+        reason = self.reason
+        if answer is None and (self.needs_report if self.stream else self.injects):
+            reason = _NO_REPORT
+        return build_report(self.plan, self.usage, answer, reason=reason, ttft_ms=self.ttft_ms)
 
     def _check_tokens(self) -> None:
         sent, counted = len(self.plan.token_ids), self.usage.prompt_tokens

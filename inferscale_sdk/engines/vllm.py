@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import aclosing, closing, contextmanager
 from pathlib import Path
 from typing import Any
@@ -262,42 +262,73 @@ class VLLMEngine(Engine):
 
     def generate(self, plan: PromptPlan, sampling: Sampling | None = None) -> Completion:
         """See :meth:`Engine.generate`."""
+        sampling = sampling or Sampling()
         with self._alert():
-            exchange = self._open(self.info(), plan, sampling, stream=False)
-            completion, answer = exchange.completed(self._http.post(_CHAT, exchange.body))
-            self._note(answer)
-            return completion
+            exchange = self.open(plan, max_tokens=sampling.max_tokens)
+            response = self._http.post(_CHAT, exchange.body(sampling))
+            return exchange.finish(self.answer_to(exchange, response), raw=response)
 
     async def agenerate(self, plan: PromptPlan, sampling: Sampling | None = None) -> Completion:
         """Async twin of :meth:`generate`."""
+        sampling = sampling or Sampling()
         with self._alert():
-            exchange = self._open(await self._ainfo(), plan, sampling, stream=False)
-            completion, answer = exchange.completed(await self._http.apost(_CHAT, exchange.body))
-            self._note(answer)
-            return completion
+            exchange = await self._aopen(plan, sampling, stream=False)
+            response = await self._http.apost(_CHAT, exchange.body(sampling))
+            return exchange.finish(self.answer_to(exchange, response), raw=response)
 
     def stream(
         self, plan: PromptPlan, sampling: Sampling | None = None
     ) -> Iterator[CompletionChunk]:
         """See :meth:`Engine.stream`. Errors of the plan are raised by the call itself."""
-        return self._stream(self._open(self.info(), plan, sampling, stream=True))
+        sampling = sampling or Sampling()
+        exchange = self.open(plan, max_tokens=sampling.max_tokens, stream=True)
+        return self._stream(exchange, exchange.body(sampling))
 
     async def astream(
         self, plan: PromptPlan, sampling: Sampling | None = None
     ) -> AsyncIterator[CompletionChunk]:
         """Async twin of :meth:`stream`."""
+        sampling = sampling or Sampling()
         with self._alert():
-            exchange = self._open(await self._ainfo(), plan, sampling, stream=True)
+            exchange = await self._aopen(plan, sampling, stream=True)
+            body = exchange.body(sampling)
             exchange.start()
             # Closed by name: an abandoned async generator would be closed at some later time.
-            async with aclosing(self._http.astream(_CHAT, exchange.body)) as events:
+            async with aclosing(self._http.astream(_CHAT, body)) as events:
                 async for event in events:
                     if text := exchange.feed(event):
                         yield CompletionChunk(text)
-            answer = (
-                await asyncio.to_thread(self._report, exchange) if exchange.needs_report else None
-            )
+            answer = await asyncio.to_thread(self.answer_to, exchange)
             yield CompletionChunk("", completion=exchange.finish(answer))
+
+    # -- for those who send requests themselves ----------------------------------------------
+
+    def open(self, plan: PromptPlan, *, max_tokens: int, stream: bool = False) -> Exchange:
+        """What a request must carry for ``plan``.
+
+        Whoever sends it hands the response back to :meth:`answer_to`.
+
+        Raises:
+            ContextOverflow: The prompt and ``max_tokens`` do not fit into the context.
+        """
+        return self._open(self.info(), plan, max_tokens, stream=stream)
+
+    def answer_to(
+        self, exchange: Exchange, response: Mapping[str, Any] | None = None
+    ) -> InjectAnswer | Refusal | None:
+        """What the connector said about a request.
+
+        It stands in the response; after a stream whose counts do not tell, the server is asked.
+
+        Args:
+            exchange: As :meth:`open` gave it; ``exchange.report`` takes the result.
+            response: The whole response; ``None`` after a stream.
+        """
+        if response is None:
+            return self._report(exchange) if exchange.needs_report else None
+        answer = exchange.received(response)
+        self._note(answer)
+        return answer
 
     # -- life ------------------------------------------------------------------------------
 
@@ -346,27 +377,29 @@ class VLLMEngine(Engine):
         info = self._info
         return info if info is not None else await asyncio.to_thread(self.info)
 
+    async def _aopen(self, plan: PromptPlan, sampling: Sampling, *, stream: bool) -> Exchange:
+        return self._open(await self._ainfo(), plan, sampling.max_tokens, stream=stream)
+
     def _open(
-        self, info: EngineInfo, plan: PromptPlan, sampling: Sampling | None, *, stream: bool
+        self, info: EngineInfo, plan: PromptPlan, max_tokens: int, *, stream: bool
     ) -> Exchange:
         return Exchange.open(
             info,
             plan,
-            sampling or Sampling(),
+            max_tokens=max_tokens,
             secret=self._secret,
             stream=stream,
             exact=self._exact_reports,
         )
 
-    def _stream(self, exchange: Exchange) -> Iterator[CompletionChunk]:
+    def _stream(self, exchange: Exchange, body: dict[str, Any]) -> Iterator[CompletionChunk]:
         with self._alert():
             exchange.start()
-            with closing(self._http.stream(_CHAT, exchange.body)) as events:
+            with closing(self._http.stream(_CHAT, body)) as events:
                 for event in events:
                     if text := exchange.feed(event):
                         yield CompletionChunk(text)
-            answer = self._report(exchange) if exchange.needs_report else None
-            yield CompletionChunk("", completion=exchange.finish(answer))
+            yield CompletionChunk("", completion=exchange.finish(self.answer_to(exchange)))
 
     def _report(self, exchange: Exchange) -> InjectAnswer | None:
         """The server's own report of a stream. The answer is there; not knowing what became of

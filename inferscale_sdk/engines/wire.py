@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
@@ -25,7 +26,16 @@ from inferscale_sdk.protocol import (
 )
 from inferscale_sdk.types import InjectionReport, InjectionStatus, Message
 
-__all__ = ["Usage", "answer_of", "build_report", "chat_body", "control_body", "without_segments"]
+__all__ = [
+    "Usage",
+    "answer_of",
+    "build_report",
+    "chat_body",
+    "control_body",
+    "transfer_fields",
+    "wire_messages",
+    "without_segments",
+]
 
 JSONObject = dict[str, Any]
 Answer = TypeVar(
@@ -92,27 +102,52 @@ def control_body(
     }
 
 
+def transfer_fields(plan: PromptPlan, *, op: Operation | None, secret: bytes | None) -> JSONObject:
+    """The fields by which a chat request carries a plan: exact tokens, operation and salt.
+
+    Args:
+        plan: The prompt.
+        op: The operation that rides along.
+        secret: The server's secret.
+    """
+    transfer: JSONObject = {"prompt_token_ids": list(plan.token_ids)}
+    if op is not None:
+        transfer[FIELD] = _object(op, plan.token_ids, secret)
+    fields: JSONObject = {"kv_transfer_params": transfer}
+    if plan.cache_salt:
+        fields["cache_salt"] = plan.cache_salt
+    return fields
+
+
+def wire_messages(plan: PromptPlan, *, in_full: bool) -> list[JSONObject]:
+    """The ``messages`` of a chat request.
+
+    Args:
+        plan: The prompt.
+        in_full: The conversation itself, with the memory as text, for a server that may not take
+            exact tokens. Otherwise a placeholder, which the tokens replace.
+    """
+    if not (in_full and plan.messages):
+        return [dict(message) for message in _PLACEHOLDER]
+    return [_wire_message(message) for message in plan.messages]
+
+
 def chat_body(
     model: str,
-    plan: PromptPlan,
     sampling: Sampling,
     *,
-    op: Operation | None,
-    secret: bytes | None,
+    fields: Mapping[str, Any],
+    messages: Sequence[Mapping[str, Any]],
     stream: bool,
-    with_messages: bool,
 ) -> JSONObject:
-    """A chat request with the plan's exact tokens.
+    """A whole chat request.
 
     Args:
         model: Name of the served model.
-        plan: The prompt.
         sampling: How to sample.
-        op: The operation that rides along.
-        secret: The server's secret.
+        fields: As :func:`transfer_fields` makes them.
+        messages: As :func:`wire_messages` makes them.
         stream: Whether to stream.
-        with_messages: Send the conversation as messages as well, for a server that may not take
-            exact tokens.
 
     Raises:
         ConfigurationError: ``sampling.extra`` sets a field that belongs to the engine.
@@ -122,19 +157,14 @@ def chat_body(
         raise ConfigurationError(
             f"Sampling.extra sets {taken}, which the engine sets itself; leave them out"
         )
-    transfer: JSONObject = {"prompt_token_ids": list(plan.token_ids)}
-    if op is not None:
-        transfer[FIELD] = _object(op, plan.token_ids, secret)
     body: JSONObject = {
         "model": model,
-        "messages": _messages(plan) if with_messages and plan.messages else _PLACEHOLDER,
+        "messages": list(messages),
         "max_tokens": sampling.max_tokens,
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,
-        "kv_transfer_params": transfer,
+        **fields,
     }
-    if plan.cache_salt:
-        body["cache_salt"] = plan.cache_salt
     if sampling.stop:
         body["stop"] = list(sampling.stop)
     if sampling.seed is not None:
@@ -246,14 +276,18 @@ def _object(op: Operation, token_ids: Sequence[int], secret: bytes | None) -> JS
     return signed.model_dump(mode="json", exclude_none=True)
 
 
-def _messages(plan: PromptPlan) -> list[JSONObject]:
-    return [
-        {
-            "role": message.role,
-            "content": message.content,
-            **({"name": message.name} if message.name else {}),
-        }
-        if isinstance(message, Message)
-        else dict(message)
-        for message in plan.messages
-    ]
+def _wire_message(message: Message | Mapping[str, Any]) -> JSONObject:
+    if isinstance(message, Message):
+        named = {"name": message.name} if message.name else {}
+        return {"role": message.role, "content": message.content, **named}
+    if not message.get("tool_calls"):
+        return dict(message)
+    return {**message, "tool_calls": [_wire_call(call) for call in message["tool_calls"]]}
+
+
+def _wire_call(call: Mapping[str, Any]) -> JSONObject:
+    """A tool call with its arguments as JSON text; chat templates want them as an object."""
+    function = call.get("function")
+    if not isinstance(function, Mapping) or isinstance(function.get("arguments"), str):
+        return dict(call)
+    return {**call, "function": {**function, "arguments": json.dumps(function.get("arguments"))}}

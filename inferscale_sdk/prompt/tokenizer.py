@@ -150,9 +150,12 @@ def as_mapping(message: Message | Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(message, Message):
         named = {"name": message.name} if message.name else {}
         return {"role": message.role, "content": message.content, **named}
+    taken = dict(message)
+    if message.get("tool_calls"):
+        taken["tool_calls"] = [_template_call(call) for call in message["tool_calls"]]
     content = message.get("content")
     if content is None or isinstance(content, str):
-        return dict(message)
+        return taken
     parts = [
         part if isinstance(part, Mapping) else {"type": "text", "text": part} for part in content
     ]
@@ -162,7 +165,21 @@ def as_mapping(message: Message | Mapping[str, Any]) -> dict[str, Any]:
                 f"a message has a part of type {part.get('type')!r}; "
                 "memory works with text messages, send this conversation without it"
             )
-    return {**message, "content": "".join(str(part.get("text", "")) for part in parts)}
+    return {**taken, "content": "".join(str(part.get("text", "")) for part in parts)}
+
+
+def _template_call(call: Mapping[str, Any]) -> dict[str, Any]:
+    """A tool call with its arguments as an object; the chat protocol has them as JSON text."""
+    function = call.get("function")
+    arguments = function.get("arguments") if isinstance(function, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(arguments, str):
+        return dict(call)
+    try:
+        parsed = json.loads(arguments) if arguments.strip() else {}
+    except ValueError:
+        # What a model made up is passed on as it is.
+        parsed = arguments
+    return {**call, "function": {**function, "arguments": parsed}}
 
 
 def _read_folder(folder: Path) -> _Files | None:
