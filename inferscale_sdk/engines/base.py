@@ -106,8 +106,11 @@ class Engine(ABC):
 
     @abstractmethod
     def info(self, *, refresh: bool = False) -> EngineInfo:
-        """Who is there; cached after the first call. Runs the rotation probe if the engine has not
-        been probed yet. Never raises for an engine that merely cannot inject."""
+        """Who is there; cached after the first call.
+
+        Runs the rotation probe if the engine has not been probed yet. Never raises for an engine
+        that merely cannot inject.
+        """
 
     @abstractmethod
     def encode(self, plan: EncodePlan) -> EncodeAnswer:

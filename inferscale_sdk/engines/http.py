@@ -123,8 +123,10 @@ class HttpClient:
     # -- streams ---------------------------------------------------------------------------
 
     def stream(self, path: str, body: Mapping[str, Any]) -> Generator[JSONObject]:
-        """Server-sent events as they come. Closing the iterator closes the connection, which makes
-        the server stop."""
+        """Server-sent events as they come.
+
+        Closing the iterator closes the connection, which makes the server stop.
+        """
         request = self._sync.build_request("POST", path, **_content(body))
         response = self._send(request, stream=True)
         try:

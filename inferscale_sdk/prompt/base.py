@@ -18,19 +18,26 @@ class ChatTokenizer(ABC):
 
     @property
     def control_tokens(self) -> frozenset[str]:
-        """Texts of the tokens that steer the model (turn markers and their like), which nobody
-        but the chat template may write."""
+        """Texts of the tokens that steer the model: turn markers and their like.
+
+        Nobody but the chat template may write them.
+        """
         return frozenset()
 
     @abstractmethod
     def encode(self, text: str) -> list[int]:
-        """Token ids of ``text`` as it stands: no special tokens are added at either end, special
-        tokens *written in it by the template* are recognised."""
+        """Token ids of ``text`` as it stands.
+
+        No special tokens are added at either end; special tokens *written in it by the template*
+        are recognised.
+        """
 
     @abstractmethod
     def encode_plain(self, text: str) -> list[int]:
-        """Token ids of text from users or facts: special tokens written in it stay plain text, so
-        that nobody can forge a turn of the chat."""
+        """Token ids of text from users or facts.
+
+        Special tokens written in it stay plain text, so that nobody can forge a turn of the chat.
+        """
 
     @abstractmethod
     def decode(self, token_ids: Sequence[int]) -> str:

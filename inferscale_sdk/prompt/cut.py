@@ -63,8 +63,11 @@ class _Stencil:
         return value
 
     def encode(self, text: str) -> tuple[int, ...]:
-        """Token ids of rendered text. Without stand-ins it is one piece, as usual; with them, the
-        control tokens people wrote become plain text and the template's own stay what they are."""
+        """Token ids of rendered text.
+
+        Without stand-ins it is one piece, as usual; with them, the control tokens people wrote
+        become plain text and the template's own stay what they are.
+        """
         ids: list[int] = []
         for i, piece in enumerate(self._words.split(text)):
             if i % 2:
@@ -123,8 +126,11 @@ def cut_prompt(
 def place_memory(
     frame: Frame, messages: Sequence[Mapping[str, Any]], facts: str, *, in_system: bool
 ) -> list[dict[str, Any]]:
-    """The conversation with header, ``facts`` and footer in its system message or, for templates
-    without one, at the start of its first user message, behind the system texts."""
+    """The conversation with header, ``facts`` and footer in its system message.
+
+    For templates without one they stand at the start of the first user message, behind the
+    system texts.
+    """
     block = frame.header + facts + frame.footer
     systems = [str(m.get("content") or "") for m in messages if m.get("role") == "system"]
     if not systems and frame.system:

@@ -282,8 +282,10 @@ class Planner:
         )
 
     def _salt(self, secret: bytes, fingerprint: str, suffix: str) -> str:
-        """Injecting and plain requests of one namespace never share cached blocks: what follows an
-        injected block was computed from KV that was made in another context."""
+        """The cache salt: injecting and plain requests of one namespace never share cached blocks.
+
+        What follows an injected block was computed from KV that was made in another context.
+        """
         who = hashlib.blake2b(
             f"{self.frame.version}\0{fingerprint}".encode(), key=secret, digest_size=16
         ).hexdigest()

@@ -34,14 +34,5 @@ def connect() -> Iterator[Callable[..., VLLMEngine]]:
 
 
 @pytest.fixture
-def engine(server: FakeServer, connect: Callable[..., VLLMEngine]) -> VLLMEngine:
+def client(server: FakeServer, connect: Callable[..., VLLMEngine]) -> VLLMEngine:
     return connect(server)
-
-
-@pytest.fixture(scope="session")
-def launched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VLLMEngine]:
-    """The bundled model on a real vLLM server of its own."""
-    folder = tmp_path_factory.mktemp("vllm")
-    with VLLMEngine.launch(disk_path=folder / "kv", log_path=folder / "server.log") as engine:
-        assert isinstance(engine, VLLMEngine)
-        yield engine

@@ -9,15 +9,8 @@ import pytest
 from inferscale_sdk.engines.base import Engine
 from inferscale_sdk.engines.vllm import VLLMEngine
 from inferscale_sdk.testing.engine_suite import EngineSuite
-from inferscale_sdk.testing.fake_engine import FakeEngine
 from inferscale_sdk.testing.fake_server import FakeServer
 from inferscale_sdk.testing.fake_tokenizer import FakeTokenizer
-
-
-class TestFakeEngine(EngineSuite):
-    @pytest.fixture
-    def engine(self) -> Engine:
-        return FakeEngine()
 
 
 class TestVLLMEngineOnFakeServer(EngineSuite):
@@ -31,6 +24,4 @@ class TestVLLMEngineOnFakeServer(EngineSuite):
 
 @pytest.mark.engine
 class TestVLLMEngine(EngineSuite):
-    @pytest.fixture
-    def engine(self, launched: VLLMEngine) -> Engine:
-        return launched
+    """On the session's real server."""

@@ -32,23 +32,23 @@ COMPLETIONS = "/v1/completions"
 # -- who is there --------------------------------------------------------------------------
 
 
-def test_info_probes_once(server: FakeServer, engine: VLLMEngine) -> None:
-    info = engine.info()
+def test_info_probes_once(server: FakeServer, client: VLLMEngine) -> None:
+    info = client.info()
     assert (info.model, info.fingerprint, info.can_inject) == ("fake", "fake-model", True)
     assert (info.max_model_len, info.block_size, info.bytes_per_token) == (8192, 16, 64)
-    assert engine.info() is info
-    assert engine.info(refresh=True).probe.status == "exact"
+    assert client.info() is info
+    assert client.info(refresh=True).probe.status == "exact"
     (probe,) = [b for b in server.bodies(COMPLETIONS) if len(b["prompt"]) == PROBE_TOKENS]
     assert set(probe["prompt"]) == {7}
     assert probe["max_tokens"] == 2
     assert len(server.operations("probe")) == 1
 
 
-def test_control_requests_share_no_cache(server: FakeServer, engine: VLLMEngine) -> None:
-    engine.info()
-    engine.stats()
-    engine.forget(["a" * 40])
-    engine.encode(encode_plan())
+def test_control_requests_share_no_cache(server: FakeServer, client: VLLMEngine) -> None:
+    client.info()
+    client.stats()
+    client.forget(["a" * 40])
+    client.encode(encode_plan())
     bodies = server.bodies(COMPLETIONS)
     salts = [body["cache_salt"] for body in bodies]
     assert len(set(salts)) == len(salts) == 5
@@ -59,16 +59,16 @@ def test_without_connector_it_is_text_with_one_warning(
     connect: Connect, caplog: pytest.LogCaptureFixture
 ) -> None:
     with FakeServer(connector=False) as server:
-        engine = connect(server)
+        client = connect(server)
         with caplog.at_level(logging.WARNING, logger="inferscale_sdk"):
-            completion = engine.generate(prompt_plan())
-            engine.info(refresh=True)
-            engine.generate(prompt_plan())
+            completion = client.generate(prompt_plan())
+            client.info(refresh=True)
+            client.generate(prompt_plan())
         assert [r.message for r in caplog.records if "prompt text" in r.message] == [
             caplog.records[0].message
         ]
-        assert engine.info().can_inject is False
-        assert "connector" in engine.info().reason
+        assert client.info().can_inject is False
+        assert "connector" in client.info().reason
         assert completion.report.status is InjectionStatus.TEXT
         assert "connector" in completion.report.reason
         body = server.bodies(CHAT)[0]
@@ -76,17 +76,17 @@ def test_without_connector_it_is_text_with_one_warning(
         assert body["cache_salt"] == "ifs1:who:text"
         assert body["messages"][0] == {"role": "system", "content": "notes"}
         with pytest.raises(IncompatibleModel, match="connector"):
-            engine.encode(encode_plan())
-        assert engine.forget(["a" * 40]) == 0
-        assert engine.stats().counters == {}
+            client.encode(encode_plan())
+        assert client.forget(["a" * 40]) == 0
+        assert client.stats().counters == {}
 
 
 def test_a_model_that_fails_the_probe_is_text(connect: Connect) -> None:
     verdict = ProbeVerdict(status="text_only", reason="layer 3 turns the other way")
     with FakeServer(probe=verdict) as server:
-        engine = connect(server)
-        assert engine.info().can_inject is False
-        report = engine.generate(prompt_plan()).report
+        client = connect(server)
+        assert client.info().can_inject is False
+        report = client.generate(prompt_plan()).report
         assert report.status is InjectionStatus.TEXT
         assert report.reason == "layer 3 turns the other way"
         assert server.operations("inject") == []
@@ -134,11 +134,11 @@ def test_a_model_that_is_not_served(server: FakeServer, connect: Connect) -> Non
 # -- encode, inject, report ----------------------------------------------------------------
 
 
-def test_encode_then_inject(server: FakeServer, engine: VLLMEngine) -> None:
-    answer = engine.encode(encode_plan())
+def test_encode_then_inject(server: FakeServer, client: VLLMEngine) -> None:
+    answer = client.encode(encode_plan())
     assert answer.stored == KEYS
     assert server.bodies(COMPLETIONS)[-1]["max_tokens"] == 2
-    completion = engine.generate(prompt_plan(), Sampling(max_tokens=9, stop=("x",), seed=3))
+    completion = client.generate(prompt_plan(), Sampling(max_tokens=9, stop=("x",), seed=3))
     assert completion.text == "one two three"
     assert completion.finish_reason == "stop"
     assert completion.completion_tokens == 3
@@ -154,61 +154,61 @@ def test_encode_then_inject(server: FakeServer, engine: VLLMEngine) -> None:
     assert body["messages"] == [{"role": "user", "content": "."}]
 
 
-def test_partial_and_missing(server: FakeServer, engine: VLLMEngine) -> None:
-    engine.encode(encode_plan())
-    engine.forget([KEYS[1]])
-    report = engine.generate(prompt_plan()).report
+def test_partial_and_missing(server: FakeServer, client: VLLMEngine) -> None:
+    client.encode(encode_plan())
+    client.forget([KEYS[1]])
+    report = client.generate(prompt_plan()).report
     assert report.status is InjectionStatus.PARTIAL
     assert (report.injected_tokens, report.prefilled_tokens) == (5, 15)
     assert (report.reason, report.missing_keys) == ("missing", (KEYS[1],))
-    engine.forget(KEYS)
-    assert engine.generate(prompt_plan()).report.status is InjectionStatus.TEXT
+    client.forget(KEYS)
+    assert client.generate(prompt_plan()).report.status is InjectionStatus.TEXT
 
 
-def test_another_models_encoding_is_refused(server: FakeServer, engine: VLLMEngine) -> None:
+def test_another_models_encoding_is_refused(server: FakeServer, client: VLLMEngine) -> None:
     plan = encode_plan()
     other = replace(plan, op=plan.op.model_copy(update={"fingerprint": "other"}))
-    engine.info()
-    answer = engine.encode(other)
+    client.info()
+    answer = client.encode(other)
     assert answer.stored == ()
     assert answer.failed == dict.fromkeys(KEYS, Reason.WRONG_MODEL)
 
 
-def test_a_plan_for_another_model_is_text(server: FakeServer, engine: VLLMEngine) -> None:
-    report = engine.generate(prompt_plan(fingerprint="other")).report
+def test_a_plan_for_another_model_is_text(server: FakeServer, client: VLLMEngine) -> None:
+    report = client.generate(prompt_plan(fingerprint="other")).report
     assert report.status is InjectionStatus.TEXT
     assert "planned for model other" in report.reason
     assert server.operations("inject") == []
 
 
-def test_a_restarted_server_is_probed_again(server: FakeServer, engine: VLLMEngine) -> None:
-    engine.encode(encode_plan())
+def test_a_restarted_server_is_probed_again(server: FakeServer, client: VLLMEngine) -> None:
+    client.encode(encode_plan())
     server.connector.probed = False
-    report = engine.generate(prompt_plan()).report
+    report = client.generate(prompt_plan()).report
     assert report.status is InjectionStatus.TEXT
     assert "not_probed" in report.reason
-    assert engine.generate(prompt_plan()).report.status is InjectionStatus.INJECTED
+    assert client.generate(prompt_plan()).report.status is InjectionStatus.INJECTED
 
 
-def test_plain_prompts_carry_no_operation(server: FakeServer, engine: VLLMEngine) -> None:
+def test_plain_prompts_carry_no_operation(server: FakeServer, client: VLLMEngine) -> None:
     plan = PromptPlan(token_ids=TOKENS, cache_salt="ifs1:who:text")
-    report = engine.generate(plan).report
+    report = client.generate(plan).report
     assert report.status is InjectionStatus.NONE
     assert FIELD not in server.bodies(CHAT)[0]["kv_transfer_params"]
 
 
-def test_extra_fields_pass_and_ours_do_not(server: FakeServer, engine: VLLMEngine) -> None:
-    engine.generate(prompt_plan(), Sampling(extra={"logprobs": True, "top_k": 4}))
+def test_extra_fields_pass_and_ours_do_not(server: FakeServer, client: VLLMEngine) -> None:
+    client.generate(prompt_plan(), Sampling(extra={"logprobs": True, "top_k": 4}))
     assert server.bodies(CHAT)[0]["top_k"] == 4
     for name in ("cache_salt", "kv_transfer_params", "messages", "n", "stream"):
         with pytest.raises(ConfigurationError, match=name):
-            engine.generate(prompt_plan(), Sampling(extra={name: 1}))
+            client.generate(prompt_plan(), Sampling(extra={name: 1}))
 
 
-def test_a_server_that_ignores_exact_tokens(server: FakeServer, engine: VLLMEngine) -> None:
+def test_a_server_that_ignores_exact_tokens(server: FakeServer, client: VLLMEngine) -> None:
     server.faults.ignore_tokens = True
     with pytest.raises(EngineError, match=r"20 were sent.*vLLM 0\.32"):
-        engine.generate(prompt_plan())
+        client.generate(prompt_plan())
 
 
 def test_an_old_server_without_connector_answers_from_messages(connect: Connect) -> None:
@@ -227,18 +227,18 @@ def test_bad_arguments() -> None:
 
 
 def test_urls_with_the_api_path(server: FakeServer, connect: Connect) -> None:
-    engine = VLLMEngine(server.base_url + "/v1/")
-    assert engine.base_url == server.base_url
-    assert engine.info().model == "fake"
-    engine.close()
-    engine.close()
+    client = VLLMEngine(server.base_url + "/v1/")
+    assert client.base_url == server.base_url
+    assert client.info().model == "fake"
+    client.close()
+    client.close()
 
 
-def test_only_a_launched_server_restarts(engine: VLLMEngine) -> None:
-    assert engine.pid is None
-    engine.kill()
+def test_only_a_launched_server_restarts(client: VLLMEngine) -> None:
+    assert client.pid is None
+    client.kill()
     with pytest.raises(ConfigurationError, match="not started by this engine"):
-        engine.restart()
+        client.restart()
 
 
 def test_mapping_messages_pass(connect: Connect) -> None:

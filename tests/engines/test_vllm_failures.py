@@ -34,18 +34,18 @@ def _closed_port() -> int:
 
 
 async def test_nothing_listens(server: FakeServer) -> None:
-    engine = VLLMEngine(f"http://127.0.0.1:{_closed_port()}", retries=0)
+    client = VLLMEngine(f"http://127.0.0.1:{_closed_port()}", retries=0)
     with pytest.raises(EngineUnavailable, match="inferscale serve"):
-        engine.info()
+        client.info()
     with pytest.raises(EngineUnavailable):
-        await engine.agenerate(prompt_plan())
-    await engine.aclose()
+        await client.agenerate(prompt_plan())
+    await client.aclose()
 
 
 def test_connecting_is_tried_again() -> None:
     """A server that comes up a moment late is found."""
     port = _closed_port()
-    engine = VLLMEngine(f"http://127.0.0.1:{port}", retries=6)
+    client = VLLMEngine(f"http://127.0.0.1:{port}", retries=6)
     may_end = threading.Event()
 
     def come_up_late() -> None:
@@ -56,89 +56,89 @@ def test_connecting_is_tried_again() -> None:
     thread = threading.Thread(target=come_up_late)
     thread.start()
     try:
-        assert engine.info().model == "fake"
+        assert client.info().model == "fake"
     finally:
-        engine.close()
+        client.close()
         may_end.set()
         thread.join()
 
 
 async def test_silence_is_a_timeout(server: FakeServer, connect: Connect) -> None:
-    engine = connect(server, timeout_seconds=0.2)
-    engine.info()
+    client = connect(server, timeout_seconds=0.2)
+    client.info()
     server.faults.delay_s = 1.0
     with pytest.raises(EngineTimeout, match=r"0\.2 s.*timeout_seconds"):
-        engine.generate(prompt_plan())
+        client.generate(prompt_plan())
     with pytest.raises(EngineTimeout):
-        list(engine.stream(prompt_plan()))
+        list(client.stream(prompt_plan()))
     with pytest.raises(EngineTimeout):
-        await engine.agenerate(prompt_plan())
-    await engine.aclose()
+        await client.agenerate(prompt_plan())
+    await client.aclose()
 
 
-def test_errors_carry_the_servers_words(server: FakeServer, engine: VLLMEngine) -> None:
-    engine.info()
+def test_errors_carry_the_servers_words(server: FakeServer, client: VLLMEngine) -> None:
+    client.info()
     for status, kind in ((400, EngineError), (500, EngineError), (503, EngineUnavailable)):
         server.faults.status = status
         with pytest.raises(kind, match=f"{status}: told to fail") as caught:
-            engine.generate(prompt_plan())
+            client.generate(prompt_plan())
         assert type(caught.value) is kind
         with pytest.raises(kind, match="told to fail"):
-            list(engine.stream(prompt_plan()))
+            list(client.stream(prompt_plan()))
 
 
-def test_generation_is_never_asked_for_twice(server: FakeServer, engine: VLLMEngine) -> None:
-    engine.info()
+def test_generation_is_never_asked_for_twice(server: FakeServer, client: VLLMEngine) -> None:
+    client.info()
     server.faults.hang_up = 1
     with pytest.raises(EngineUnavailable, match="lost"):
-        engine.generate(prompt_plan())
+        client.generate(prompt_plan())
     assert server.bodies(CHAT) == []
 
 
-def test_encoding_and_control_are_repeated(server: FakeServer, engine: VLLMEngine) -> None:
-    engine.info()
+def test_encoding_and_control_are_repeated(server: FakeServer, client: VLLMEngine) -> None:
+    client.info()
     server.faults.hang_up = 2
-    assert engine.encode(encode_plan()).stored == KEYS
+    assert client.encode(encode_plan()).stored == KEYS
     server.faults.hang_up = 2
-    assert engine.forget(KEYS) == 2
+    assert client.forget(KEYS) == 2
     server.faults.hang_up = 3
     with pytest.raises(EngineUnavailable):
-        engine.stats()
+        client.stats()
     server.faults.hang_up = 0
 
 
 @pytest.mark.parametrize("fault", ["break_stream_after", "error_in_stream_after"])
-async def test_a_stream_that_breaks(server: FakeServer, engine: VLLMEngine, fault: str) -> None:
+async def test_a_stream_that_breaks(server: FakeServer, client: VLLMEngine, fault: str) -> None:
     setattr(server.faults, fault, 2)
     said = []
     with pytest.raises(EngineError):
-        for chunk in engine.stream(prompt_plan()):
+        for chunk in client.stream(prompt_plan()):
             said.append(chunk.text)
     assert said == ["one", " two"]
     with pytest.raises(EngineError):
-        async for chunk in engine.astream(prompt_plan()):
+        async for chunk in client.astream(prompt_plan()):
             said.append(chunk.text)
     assert said == ["one", " two"] * 2
     assert len(server.bodies(CHAT)) == 2
-    await engine.aclose()
+    await client.aclose()
 
 
-def test_after_a_loss_it_asks_again_who_is_there(server: FakeServer, engine: VLLMEngine) -> None:
-    first = engine.info()
+def test_after_a_loss_it_asks_again_who_is_there(server: FakeServer, client: VLLMEngine) -> None:
+    first = client.info()
     server.connector.fingerprint = "another-model"
     server.faults.hang_up = 1
     with pytest.raises(EngineUnavailable):
-        engine.generate(prompt_plan())
-    assert engine.info() is not first
-    assert engine.info().fingerprint == "another-model"
+        client.generate(prompt_plan())
+    assert client.info() is not first
+    assert client.info().fingerprint == "another-model"
 
 
-def test_one_engine_in_several_event_loops(server: FakeServer, engine: VLLMEngine) -> None:
+def test_one_engine_in_several_event_loops(server: FakeServer, client: VLLMEngine) -> None:
     """Connections of one loop are of no use in the next."""
 
     async def ask() -> str:
-        return (await engine.agenerate(prompt_plan())).text
+        return (await client.agenerate(prompt_plan())).text
 
     for _ in range(3):
         assert asyncio.run(ask()) == "one two three"
-    assert not engine._http._async  # closed with their loops
+    assert not client._http._async  # closed with their loops

@@ -22,9 +22,9 @@ CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
 
 
-def test_stream(server: FakeServer, engine: VLLMEngine) -> None:
-    engine.encode(encode_plan())
-    chunks = list(engine.stream(prompt_plan()))
+def test_stream(server: FakeServer, client: VLLMEngine) -> None:
+    client.encode(encode_plan())
+    chunks = list(client.stream(prompt_plan()))
     assert [chunk.text for chunk in chunks] == ["one", " two", " three", ""]
     completion = chunks[-1].completion
     assert completion is not None
@@ -35,96 +35,96 @@ def test_stream(server: FakeServer, engine: VLLMEngine) -> None:
     assert server.operations("stats") == []
 
 
-async def test_astream(server: FakeServer, engine: VLLMEngine) -> None:
-    await engine.aencode(encode_plan())
-    chunks = [chunk async for chunk in engine.astream(prompt_plan())]
+async def test_astream(server: FakeServer, client: VLLMEngine) -> None:
+    await client.aencode(encode_plan())
+    chunks = [chunk async for chunk in client.astream(prompt_plan())]
     assert [chunk.text for chunk in chunks] == ["one", " two", " three", ""]
     assert chunks[-1].completion is not None
     assert chunks[-1].completion.report.status is InjectionStatus.INJECTED
-    await engine.aclose()
+    await client.aclose()
 
 
 def test_streams_fetch_the_report_when_counts_fall_short(
-    server: FakeServer, engine: VLLMEngine
+    server: FakeServer, client: VLLMEngine
 ) -> None:
-    report = _streamed(engine)
+    report = _streamed(client)
     assert report.status is InjectionStatus.TEXT
     assert report.missing_keys == KEYS
     assert len(server.operations("stats")) == 1
     server.faults.hide_cached = True
-    engine.encode(encode_plan())
-    assert _streamed(engine).injected_tokens == 11
+    client.encode(encode_plan())
+    assert _streamed(client).injected_tokens == 11
     assert len(server.operations("stats")) == 2
 
 
 def test_exact_reports_are_always_fetched(server: FakeServer, connect: Connect) -> None:
-    engine = connect(server, exact_reports=True)
-    engine.encode(encode_plan())
-    assert _streamed(engine).injected_tokens == 11
+    client = connect(server, exact_reports=True)
+    client.encode(encode_plan())
+    assert _streamed(client).injected_tokens == 11
     assert len(server.operations("stats")) == 1
 
 
-def test_a_lost_report_does_not_spoil_the_answer(server: FakeServer, engine: VLLMEngine) -> None:
+def test_a_lost_report_does_not_spoil_the_answer(server: FakeServer, client: VLLMEngine) -> None:
     server.connector.lose_reports = True
-    report = _streamed(engine)
+    report = _streamed(client)
     assert report.status is InjectionStatus.TEXT
     assert "no report" in report.reason
 
 
-def test_a_refused_stream_says_why(server: FakeServer, engine: VLLMEngine) -> None:
-    engine.info()
+def test_a_refused_stream_says_why(server: FakeServer, client: VLLMEngine) -> None:
+    client.info()
     plan = prompt_plan(cache_salt="ifs1:who:wrong")
-    report = list(engine.stream(plan))[-1].completion.report  # type: ignore[union-attr]
+    report = list(client.stream(plan))[-1].completion.report  # type: ignore[union-attr]
     assert report.status is InjectionStatus.TEXT
     assert report.reason
 
 
-def _streamed(engine: VLLMEngine) -> Any:
-    completion = list(engine.stream(prompt_plan()))[-1].completion
+def _streamed(client: VLLMEngine) -> Any:
+    completion = list(client.stream(prompt_plan()))[-1].completion
     assert completion is not None
     return completion.report
 
 
-def test_time_to_first_token_is_the_clients(server: FakeServer, engine: VLLMEngine) -> None:
-    engine.info()
+def test_time_to_first_token_is_the_clients(server: FakeServer, client: VLLMEngine) -> None:
+    client.info()
     server.faults.delay_s = 0.1
-    assert 90 < _streamed(engine).ttft_ms < 600
+    assert 90 < _streamed(client).ttft_ms < 600
 
 
-def test_leaving_a_stream_early_closes_it(server: FakeServer, engine: VLLMEngine) -> None:
-    engine.info()
+def test_leaving_a_stream_early_closes_it(server: FakeServer, client: VLLMEngine) -> None:
+    client.info()
     server.faults.delay_s = 0.02
-    with closing(engine.stream(prompt_plan())) as chunks:  # type: ignore[type-var]
+    with closing(client.stream(prompt_plan())) as chunks:  # type: ignore[type-var]
         assert next(chunks).text == "one"
     _wait_for(lambda: server.cut_streams == 1)
-    assert engine.generate(prompt_plan()).text == "one two three"
+    assert client.generate(prompt_plan()).text == "one two three"
 
 
 async def test_leaving_an_async_stream_early_closes_it(
-    server: FakeServer, engine: VLLMEngine
+    server: FakeServer, client: VLLMEngine
 ) -> None:
-    await asyncio.to_thread(engine.info)
+    await asyncio.to_thread(client.info)
     server.faults.delay_s = 0.02
-    async with aclosing(engine.astream(prompt_plan())) as chunks:  # type: ignore[type-var]
+    async with aclosing(client.astream(prompt_plan())) as chunks:  # type: ignore[type-var]
         async for _ in chunks:
             break
     await asyncio.to_thread(_wait_for, lambda: server.cut_streams == 1)
-    await engine.aclose()
+    await client.aclose()
 
 
 async def test_cancelling_a_call_leaves_the_engine_usable(
-    server: FakeServer, engine: VLLMEngine
+    server: FakeServer, client: VLLMEngine
 ) -> None:
-    await engine.agenerate(prompt_plan())
+    await client.agenerate(prompt_plan())
     server.faults.delay_s = 0.5
-    task = asyncio.create_task(engine.agenerate(prompt_plan()))
+    task = asyncio.create_task(client.agenerate(prompt_plan()))
     await asyncio.sleep(0.05)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
     server.faults.delay_s = 0.0
-    assert (await engine.agenerate(prompt_plan())).text == "one two three"
-    await engine.aclose()
+    assert (await client.agenerate(prompt_plan())).text == "one two three"
+    await client.aclose()
 
 
 def _wait_for(condition: Callable[[], bool]) -> None:
