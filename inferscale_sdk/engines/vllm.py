@@ -402,8 +402,10 @@ class VLLMEngine(Engine):
             yield CompletionChunk("", completion=exchange.finish(self.answer_to(exchange)))
 
     def _report(self, exchange: Exchange) -> InjectAnswer | None:
-        """The server's own report of a stream. The answer is there; not knowing what became of
-        the memory must not spoil it."""
+        """The server's own report of a stream.
+
+        The answer is there; not knowing what became of the memory must not spoil it.
+        """
         if exchange.report_id is None:
             return None
         try:

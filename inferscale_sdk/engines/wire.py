@@ -175,8 +175,10 @@ def chat_body(
 
 
 def without_segments(plan: PromptPlan) -> PromptPlan:
-    """The same tokens as a plain text request, under the namespace's plain salt: blocks computed
-    as text and blocks behind injected ones are never found under one salt."""
+    """The same tokens as a plain text request, under the namespace's plain salt.
+
+    Blocks computed as text and blocks behind injected ones are never found under one salt.
+    """
     if not plan.segments:
         return plan
     salt = plan.cache_salt.rsplit(":", 1)[0] + ":text" if plan.cache_salt else ""
