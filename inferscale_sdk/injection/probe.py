@@ -1,4 +1,4 @@
-"""Worker half: proving on the loaded model that rotation moves its keys.
+"""Proving on the loaded model that rotation moves its keys.
 
 One token repeated over a whole prompt makes attention average identical values, so in every layer
 all positions must have the same values, and keys that differ by rotation alone. A wrong base, a
@@ -17,7 +17,12 @@ from inferscale_sdk.protocol import ProbeVerdict
 from inferscale_sdk.rope.rotate import rotate
 from inferscale_sdk.rope.table import RotaryTable
 
-__all__ = ["Judgement", "judge"]
+__all__ = ["Judgement", "judge", "probe_token"]
+
+
+def probe_token(vocab_size: int) -> int:
+    """Any ordinary token will do; special tokens tend to lie at the ends of a vocabulary."""
+    return min(vocab_size - 1, 1000 + vocab_size // 3)
 
 
 @dataclass(frozen=True, slots=True)

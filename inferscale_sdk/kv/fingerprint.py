@@ -12,7 +12,7 @@ from typing import Any
 
 from inferscale_sdk.errors import ConfigurationError
 
-__all__ = ["model_fingerprint", "weights_digest"]
+__all__ = ["model_fingerprint", "model_folder", "weights_digest"]
 
 _CHUNK_BYTES = 8 << 20
 _WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".gguf")
@@ -66,6 +66,21 @@ def weights_digest(model_dir: Path, *, cache_file: Path | None = None) -> str:
     if fresh and cache_file is not None:
         _write_cache(cache_file, {**known, **fresh})
     return whole.hexdigest()
+
+
+def model_folder(model: str, revision: str | None = None) -> Path:
+    """The folder of a model's files: a local one, or the hub cache's snapshot.
+
+    Args:
+        model: Folder or name.
+        revision: Of a name.
+    """
+    path = Path(model)
+    if path.is_dir():
+        return path
+    from huggingface_hub import snapshot_download
+
+    return Path(snapshot_download(model, revision=revision, local_files_only=True))
 
 
 def model_fingerprint(

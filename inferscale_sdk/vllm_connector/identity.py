@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from inferscale_sdk._version import __version__
-from inferscale_sdk.kv.fingerprint import model_fingerprint, weights_digest
+from inferscale_sdk.injection.probe import probe_token
+from inferscale_sdk.kv.fingerprint import model_fingerprint, model_folder, weights_digest
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -39,7 +39,7 @@ def identify(vllm_config: VllmConfig, config: ConnectorConfig) -> ModelIdentity:
     dtype = str(model_config.dtype).removeprefix("torch.")
     cache = config.disk_path / "fingerprints.json" if config.disk_path else None
     weights = weights_digest(
-        _model_dir(model_config.model, model_config.revision), cache_file=cache
+        model_folder(model_config.model, model_config.revision), cache_file=cache
     )
     return ModelIdentity(
         model=str(model_config.served_model_name or model_config.model),
@@ -53,20 +53,5 @@ def identify(vllm_config: VllmConfig, config: ConnectorConfig) -> ModelIdentity:
         block_size=vllm_config.cache_config.block_size,
         max_model_len=model_config.max_model_len,
         hf_config=hf_config,
-        probe_token_id=_probe_token(model_config.get_vocab_size()),
+        probe_token_id=probe_token(model_config.get_vocab_size()),
     )
-
-
-def _model_dir(model: str, revision: str | None) -> Path:
-    """The folder of the weight files: a local one, or the hub cache's snapshot."""
-    path = Path(model)
-    if path.is_dir():
-        return path
-    from huggingface_hub import snapshot_download
-
-    return Path(snapshot_download(model, revision=revision, local_files_only=True))
-
-
-def _probe_token(vocab_size: int) -> int:
-    """Any ordinary token will do; special tokens tend to lie at the ends of a vocabulary."""
-    return min(vocab_size - 1, 1000 + vocab_size // 3)

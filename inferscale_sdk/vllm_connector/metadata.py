@@ -15,6 +15,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorWorkerMetadata,
 )
 
+from inferscale_sdk.injection.pieces import Piece
 from inferscale_sdk.protocol import ProbeVerdict, Reason
 
 __all__ = [
@@ -24,23 +25,12 @@ __all__ = [
     "Hello",
     "LoadPlan",
     "Loaded",
-    "Piece",
     "Span",
     "Staged",
     "WorkerReport",
 ]
 
 PROBE_KEY = "probe"
-
-
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """Tokens ``start`` to ``stop`` of a segment, to stand from prompt position ``position``."""
-
-    key: str
-    start: int
-    stop: int
-    position: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from inferscale_sdk.errors import IncompatibleModel, StoreError
+from inferscale_sdk.injection.probe import judge
 from inferscale_sdk.kv.segment import Segment
 from inferscale_sdk.protocol import ProbeVerdict, Reason
 from inferscale_sdk.rope.table import RotaryTable
@@ -28,7 +29,6 @@ from inferscale_sdk.vllm_connector.metadata import (
     Staged,
     WorkerReport,
 )
-from inferscale_sdk.vllm_connector.probe import judge
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig

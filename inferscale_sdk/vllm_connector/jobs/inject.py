@@ -6,10 +6,12 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from inferscale_sdk.injection.match import matching_prefix
+from inferscale_sdk.injection.pieces import pieces_between
 from inferscale_sdk.kv.key import token_digest
 from inferscale_sdk.protocol import InjectAnswer, InjectOp, Reason, salt_matches
 from inferscale_sdk.vllm_connector.jobs.base import Core, Job
-from inferscale_sdk.vllm_connector.metadata import CaptureStep, Loaded, LoadPlan, Piece, Span
+from inferscale_sdk.vllm_connector.metadata import CaptureStep, Loaded, LoadPlan, Span
 
 __all__ = ["InjectJob"]
 
@@ -66,8 +68,12 @@ class InjectJob(Job):
             return 0
         if self._reason is not Reason.LOAD_TIMEOUT:
             self._reason = Reason.OK
-        end, missing = self._matching_prefix()
-        self._answer = {"missing_keys": tuple(missing)}
+        index = self.core.index
+        match = matching_prefix(
+            self.op.segments, self.prompt, index.get, index.why_absent, reason=self._reason
+        )
+        end, self._reason = match.end, match.reason
+        self._answer = {"missing_keys": match.missing}
         # At least one prompt token must be left for the model to compute.
         claimed = max(0, min(end, len(self.prompt) - 1) - n_local)
         first = self.op.segments[0]
@@ -77,44 +83,16 @@ class InjectJob(Job):
             self._learn = Span(first.key, 0, first.n_tokens, digest)
         return claimed
 
-    def _matching_prefix(self) -> tuple[int, list[str]]:
-        """Tokens that resident, matching segments cover from position 0; keys not to be had."""
-        position, matched = 0, 0
-        missing = []
-        broken = False
-        for segment in self.op.segments:
-            info = self.core.index.get(segment.key)
-            stop = position + segment.n_tokens
-            if info is None:
-                missing.append(segment.key)
-                self._reason = self._reason or self.core.index.why_absent(segment.key)
-                broken = True
-            elif not broken:
-                own = token_digest(self.prompt[position:stop])
-                if (info.n_tokens, info.token_digest) == (segment.n_tokens, own):
-                    matched = stop
-                else:
-                    self._reason = Reason.TOKEN_MISMATCH
-                    broken = True
-            position = stop
-        return matched, missing
-
     def allocated(self, block_ids: tuple[int, ...], n_external: int) -> None:
         if n_external == 0:
             self._unpin()
             return
         first, last = self._local, self._local + n_external
-        pieces = []
-        position = 0
-        for segment in self.op.segments:
-            start, stop = max(position, first), min(position + segment.n_tokens, last)
-            if start < stop:
-                pieces.append(Piece(segment.key, start - position, stop - position, start))
-            position += segment.n_tokens
+        pieces = pieces_between(self.op.segments, first, last)
         self._ranks_loaded = 0
         self.core.count("claimed_tokens", n_external)
         self._answer |= {"claimed_tokens": n_external, "loaded_tokens": None}
-        self.core.loads.append(LoadPlan(self.request_id, block_ids, first, last, tuple(pieces)))
+        self.core.loads.append(LoadPlan(self.request_id, block_ids, first, last, pieces))
 
     def step(self, first: int, last: int, block_ids: tuple[int, ...]) -> CaptureStep | None:
         learn = self._learn

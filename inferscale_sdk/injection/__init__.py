@@ -1,0 +1,1 @@
+"""What every engine does with segments at request time: verify, gather, turn, prove."""

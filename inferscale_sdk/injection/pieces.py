@@ -1,0 +1,128 @@
+"""Stored segments side by side, their keys turned to where they now stand."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+import torch
+
+from inferscale_sdk.injection.match import Wanted
+from inferscale_sdk.kv.layout import KEY, SegmentLayout
+from inferscale_sdk.kv.segment import Segment
+from inferscale_sdk.rope.rotate import rotate_into
+from inferscale_sdk.rope.table import RotaryTable
+
+__all__ = ["LayerTables", "Piece", "gather", "pieces_between"]
+
+LayerTables = Sequence[RotaryTable | None]
+"""A rotation table per layer; ``None`` for a layer without positions."""
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Tokens ``start`` to ``stop`` of a segment, to stand from prompt position ``position``."""
+
+    key: str
+    start: int
+    stop: int
+    position: int
+
+
+def pieces_between(segments: Sequence[Wanted], first: int, last: int) -> tuple[Piece, ...]:
+    """The parts of contiguous ``segments`` that cover prompt tokens ``first`` to ``last``."""
+    pieces = []
+    position = 0
+    for segment in segments:
+        start, stop = max(position, first), min(position + segment.n_tokens, last)
+        if start < stop:
+            pieces.append(Piece(segment.key, start - position, stop - position, start))
+        position += segment.n_tokens
+    return tuple(pieces)
+
+
+def gather(
+    pieces: Sequence[Piece],
+    segments: Mapping[str, Segment],
+    layout: SegmentLayout,
+    tables: LayerTables,
+    *,
+    device: torch.device,
+) -> torch.Tensor:
+    """The pieces as the model would have written them at their new positions.
+
+    Stored keys stand rotated at their segment's origin; a piece that shall stand elsewhere is
+    turned by the difference (Chunked RoPE, Theorem 6, in its delta form).
+
+    Args:
+        pieces: Gapless, in prompt order.
+        segments: By key.
+        layout: Of the loaded model.
+        tables: Of the loaded model.
+        device: Where the result is wanted.
+
+    Returns:
+        ``[layer, kv, token, kv_head, head_dim]`` on ``device``, nobody else's memory.
+
+    Raises:
+        ValueError: There are no pieces.
+        KeyError: A segment is not there.
+        CorruptSegment: A segment does not have this model's shape.
+    """
+    first, last = _extent(pieces)
+    data = _side_by_side(pieces, segments, layout).to(device, non_blocking=True)
+    old = _origins(pieces, segments).to(device)  # [token]
+    new = torch.arange(first, last, device=device)
+    if not torch.equal(old, new):
+        _turn(data[:, KEY], tables, old, new)
+    return data
+
+
+def _extent(pieces: Sequence[Piece]) -> tuple[int, int]:
+    """First and last prompt position, the last exclusive."""
+    if not pieces:
+        raise ValueError("a load plan without pieces; at least one is needed")
+    end = pieces[-1]
+    return pieces[0].position, end.position + end.stop - end.start
+
+
+def _side_by_side(
+    pieces: Sequence[Piece], segments: Mapping[str, Segment], layout: SegmentLayout
+) -> torch.Tensor:
+    first, last = _extent(pieces)
+    data = layout.empty(last - first)  # [layer, kv, token, kv_head, head_dim]
+    for piece in pieces:
+        segment = segments[piece.key]
+        layout.check(segment.data)
+        at = piece.position - first
+        target = data[:, :, at : at + piece.stop - piece.start]
+        target.copy_(segment.data[:, :, piece.start : piece.stop])
+    return data
+
+
+def _origins(pieces: Sequence[Piece], segments: Mapping[str, Segment]) -> torch.Tensor:
+    """The position each token's key was rotated at: int64 [token]."""
+    parts = []
+    for piece in pieces:
+        origin = segments[piece.key].origin
+        parts.append(torch.arange(origin + piece.start, origin + piece.stop))
+    return torch.cat(parts)
+
+
+def _turn(keys: torch.Tensor, tables: LayerTables, old: torch.Tensor, new: torch.Tensor) -> None:
+    """Turn keys ``[layer, token, kv_head, head_dim]`` in place, layers of one table at once."""
+    start = 0
+    for table, same in groupby(tables):
+        stop = start + len(list(same))
+        if table is not None:
+            cos, sin = table.moves(old, new)
+            rotate_into(
+                keys[start:stop],
+                keys[start:stop],
+                cos,
+                sin,
+                interleaved=table.spec.interleaved,
+                rotary_dim=table.spec.rotary_dim,
+            )
+        start = stop
