@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 from inferscale_sdk.errors import ConfigurationError
 from inferscale_sdk.recall import catalog
 from inferscale_sdk.recall.base import Embedder, Hit, RecallIndex, RecallQuery
-from inferscale_sdk.recall.lexical import mark
+from inferscale_sdk.recall.lexical import Matches, mark, rank
 from inferscale_sdk.recall.migrations import RECALL_SCHEMA
 from inferscale_sdk.recall.terms import clean, question_terms
 from inferscale_sdk.recall.vectors import VectorSource
@@ -187,6 +186,7 @@ class SQLiteRecall(RecallIndex):
         """One pass in one snapshot; also the partitions in which vectors are missing."""
         cache = self._views(None if vector is None else len(vector))
         found, lacking = Found(), []
+        looked: list[tuple[PartitionView, Matches]] = []
         with self._db.read() as connection:
             if self._vectors is not None:
                 self._vectors.check(connection)
@@ -197,7 +197,12 @@ class SQLiteRecall(RecallIndex):
                     if view.lacks_vectors:
                         lacking.append(partition.pk)
                     allowed = catalog.allowed_items(connection, partition, query)
-                    _search_view(view, connection, vector, terms, depth, allowed, found)
+                    looked.append((view, view.lexical.matches(connection, terms, allowed)))
+                    if view.dense is not None and vector is not None:
+                        items, scores = view.dense.search(vector, depth, allowed)
+                        found.dense += view.roster.named(items, scores)
+        found.similarity.update(found.dense)
+        _rank_terms(looked, vector, depth, found)
         cache.trim()
         return found, lacking
 
@@ -207,24 +212,21 @@ class SQLiteRecall(RecallIndex):
         return self._cache
 
 
-def _search_view(
-    view: PartitionView,
-    connection: sqlite3.Connection,
+def _rank_terms(
+    looked: list[tuple[PartitionView, Matches]],
     vector: NDArray[np.float32] | None,
-    terms: list[str],
     depth: int,
-    allowed: NDArray[np.int64] | None,
     found: Found,
 ) -> None:
-    if terms:
-        items, scores = view.lexical.search(connection, terms, depth, allowed)
-        found.lexical += view.named(items, scores)
-        if view.dense is not None and vector is not None:
-            found.similarity.update(view.named(*view.dense.similarities(vector, items)))
-    if view.dense is not None and vector is not None:
-        hits = view.named(*view.dense.search(vector, depth, allowed))
-        found.dense += hits
-        found.similarity.update(hits)
+    """Add the lexical ranking, and the cosines of what only it has found."""
+    ranked = rank([matches for _, matches in looked], depth)
+    for (view, matches), (items, scores) in zip(looked, ranked, strict=True):
+        found.lexical += matches.roster.named(items, scores)
+        if vector is not None:
+            with view.lock:
+                if view.dense is not None:
+                    cosines = view.dense.similarities(vector, items)
+                    found.similarity.update(view.roster.named(*cosines))
 
 
 def _best(ranking: Ranking, depth: int) -> Ranking:

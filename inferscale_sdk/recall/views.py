@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from inferscale_sdk.recall.catalog import Partition, read_integers
 from inferscale_sdk.recall.dense import DenseIndex
 from inferscale_sdk.recall.lexical import LexicalIndex
+from inferscale_sdk.recall.roster import Roster
 from inferscale_sdk.sqlite.clauses import Clause
 
 if TYPE_CHECKING:
@@ -38,28 +39,28 @@ class PartitionView:
     """
 
     def __init__(self, pk: int, dim: int | None) -> None:
-        import numpy as np
-
         self.lock = threading.Lock()
         self._pk = pk
         self._dim = dim
         self._generation = -1
         self._epoch = -1
-        self._items: NDArray[np.int64] = np.zeros(0, np.int64)
-        self._fact_ids: list[str] = []
-        self._n_terms: NDArray[np.int64] = np.zeros(0, np.int64)
+        self.roster = Roster.empty()
         self.dense: DenseIndex | None = None
-        self.lexical = LexicalIndex(pk, self._items, self._n_terms)
+
+    @property
+    def lexical(self) -> LexicalIndex:
+        """The terms of the items there are now."""
+        return LexicalIndex(self._pk, self.roster)
 
     @property
     def lacks_vectors(self) -> bool:
         """Whether some items have no vector yet."""
-        return self.dense is not None and len(self.dense) < len(self._items)
+        return self.dense is not None and len(self.dense) < len(self.roster)
 
     @property
     def nbytes(self) -> int:
         """Memory held, roughly."""
-        return _BYTES_PER_ITEM * len(self._items) + (self.dense.nbytes if self.dense else 0)
+        return _BYTES_PER_ITEM * len(self.roster) + (self.dense.nbytes if self.dense else 0)
 
     def refresh(self, connection: sqlite3.Connection, partition: Partition) -> None:
         """Catch up with the connection's snapshot; does nothing if already there or beyond."""
@@ -68,32 +69,26 @@ class PartitionView:
         if self._generation >= partition.generation:
             return
         if self._epoch != partition.epoch:
-            self._items, self._fact_ids = np.zeros(0, np.int64), []
-            self._n_terms = np.zeros(0, np.int64)
+            self.roster = Roster.empty()
             self.dense = None if self._dim is None else DenseIndex(self._dim)
         now = read_integers(
             connection, "SELECT pk FROM item WHERE partition_pk = ? ORDER BY pk", (self._pk,)
         )
-        self._drop_all_but(now)
-        self._append(self._read(connection, np.setdiff1d(now, self._items, assume_unique=True)))
-        self.lexical = LexicalIndex(self._pk, self._items, self._n_terms)
+        new = np.setdiff1d(now, self.roster.items, assume_unique=True)
+        rows = self._read(connection, None if len(new) == len(now) else new)
+        self.roster = self.roster.kept(now).with_rows([row[:3] for row in rows])
+        if self.dense is not None:
+            self.dense.keep(now)
+            self._add_vectors(self.dense, rows)
         self._generation, self._epoch = partition.generation, partition.epoch
 
-    def named(
-        self, items: NDArray[np.int64], scores: NDArray[np.float64]
-    ) -> list[tuple[str, float]]:
-        """Fact ids with scores. Every item must be of this view."""
-        import numpy as np
-
-        rows = np.searchsorted(self._items, items)
-        return [
-            (self._fact_ids[row], float(score)) for row, score in zip(rows, scores, strict=True)
-        ]
-
-    def _read(self, connection: sqlite3.Connection, items: NDArray[np.int64]) -> list[Row]:
+    def _read(self, connection: sqlite3.Connection, items: NDArray[np.int64] | None) -> list[Row]:
+        """Rows of some items, ``None`` for all of the partition."""
+        if items is not None and not len(items):
+            return []
         columns = "item.pk, fact_id, n_terms, " + ("NULL" if self._dim is None else "data")
         source = "item" + ("" if self._dim is None else " LEFT JOIN vector ON item_pk = item.pk")
-        if not len(self._items):
+        if items is None:
             where = Clause("partition_pk = ?", (self._pk,))
         else:
             wanted = json.dumps(items.tolist())
@@ -103,33 +98,14 @@ class PartitionView:
             where.params,
         ).fetchall()
 
-    def _append(self, rows: Sequence[Row]) -> None:
+    def _add_vectors(self, dense: DenseIndex, rows: Sequence[Row]) -> None:
         import numpy as np
 
-        if not rows:
-            return
-        self._items = np.append(self._items, [row[0] for row in rows])
-        self._fact_ids += [row[1] for row in rows]
-        self._n_terms = np.append(self._n_terms, [row[2] for row in rows])
         embedded = [(row[0], row[3]) for row in rows if row[3] is not None]
-        if self.dense is not None and embedded:
+        if embedded:
             flat = np.frombuffer(b"".join(data for _, data in embedded), "<f4")
-            vectors = flat.reshape(len(embedded), self._dim or 0)  # [row, dim]
-            self.dense.add(np.array([item for item, _ in embedded]), vectors)
-
-    def _drop_all_but(self, items: NDArray[np.int64]) -> None:
-        import numpy as np
-
-        staying = np.isin(self._items, items, assume_unique=True)
-        if staying.all():
-            return
-        self._items = self._items[staying]
-        self._n_terms = self._n_terms[staying]
-        self._fact_ids = [
-            fact_id for fact_id, stays in zip(self._fact_ids, staying, strict=True) if stays
-        ]
-        if self.dense is not None:
-            self.dense.keep(self._items)
+            vectors = flat.reshape(len(embedded), -1)  # [row, dim]
+            dense.add(np.array([item for item, _ in embedded], np.int64), vectors)
 
 
 class ViewCache:
