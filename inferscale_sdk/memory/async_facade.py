@@ -85,6 +85,10 @@ class AsyncMemory:
         wrapped._memory = memory
         return wrapped
 
+    def unwrap(self) -> Memory:
+        """The memory whose async side this is."""
+        return self._memory
+
     @property
     def store(self) -> FactStore:
         """The store of facts."""

@@ -124,13 +124,16 @@ class Sender:
             log.info("the server has lost %d segments; they are encoded again", lost)
             self._wake_encoder()
 
-    def _finish(self, plan: PromptPlan, completion: Completion) -> Completion:
-        self.observe(completion.report)
+    def settle(self, plan: PromptPlan, report: InjectionReport) -> InjectionReport:
+        """Learn from a report; returns it with what went wrong before sending."""
+        self.observe(report)
         note = plan.note if isinstance(plan, PreparedPlan) else ""
         if not note:
-            return completion
-        reason = "; ".join(part for part in (note, completion.report.reason) if part)
-        return replace(completion, report=replace(completion.report, reason=reason))
+            return report
+        return replace(report, reason="; ".join(filter(None, (note, report.reason))))
+
+    def _finish(self, plan: PromptPlan, completion: Completion) -> Completion:
+        return replace(completion, report=self.settle(plan, completion.report))
 
     def _finish_chunk(self, plan: PromptPlan, chunk: CompletionChunk) -> CompletionChunk:
         if chunk.completion is None:

@@ -9,11 +9,18 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from functools import lru_cache
 from typing import Any
 
 from inferscale_sdk.errors import ConfigurationError, MissingDependency
 
-__all__ = ["ChatTemplate"]
+__all__ = ["PLAIN_TEXT", "ChatTemplate"]
+
+PLAIN_TEXT = (
+    "{{ text_start }}{% for message in messages %}{{ message.content }}"
+    "{% if not loop.last %}\n\n{% endif %}{% endfor %}"
+)
+"""A template for text completion: no roles, and no turn is opened for the answer."""
 
 
 class ChatTemplate:
@@ -49,14 +56,17 @@ class ChatTemplate:
         tools: Sequence[Mapping[str, Any]] | None,
         kwargs: Mapping[str, Any],
     ) -> str:
-        """The conversation as text.
+        """The conversation as text; a ``chat_template`` in ``kwargs`` replaces the model's.
 
         Raises:
             ConfigurationError: The template refuses this conversation; the message is its own.
         """
         from jinja2.exceptions import TemplateError
 
+        kwargs = dict(kwargs)
+        own = kwargs.pop("chat_template", None)
         name = "tool_use" if tools and "tool_use" in self._templates else "default"
+        template = self._templates[name] if own is None else _compile_other(own)
         variables = {
             **self._variables,
             "messages": list(messages),
@@ -66,7 +76,7 @@ class ChatTemplate:
             **kwargs,
         }
         try:
-            text: str = self._templates[name].render(variables)
+            text: str = template.render(variables)
         except TemplateError as error:
             roles = [message.get("role") for message in messages]
             raise ConfigurationError(
@@ -82,6 +92,11 @@ def _compile(env: Any, text: str) -> Any:
         return env.from_string(text)
     except TemplateError as error:
         raise ConfigurationError(f"the chat template does not compile: {error}") from error
+
+
+@lru_cache(maxsize=16)
+def _compile_other(text: str) -> Any:
+    return _compile(_environment(), text)
 
 
 def _literals(env: Any, text: str) -> str:

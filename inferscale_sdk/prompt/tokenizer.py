@@ -49,10 +49,12 @@ class TransformersChatTokenizer(ChatTokenizer):
     def __init__(self, path_or_name: str | Path) -> None:
         self.source = str(path_or_name)
         files = _read_folder(Path(path_or_name)) or _read_with_transformers(self.source)
-        self._template = ChatTemplate(files.template, files.variables)
         spec = json.loads(files.tokenizer)
-        self._control = _control_tokens(spec, self._template.literal_text)
         self._raw = _load(spec)
+        # What the tokenizer itself puts before a text that is no chat, such as a BOS token.
+        start = self._raw.decode(self._raw.encode("").ids, skip_special_tokens=False)
+        self._template = ChatTemplate(files.template, {**files.variables, "text_start": start})
+        self._control = _control_tokens(spec, self._template.literal_text)
         self._plain = _load_plain(spec, frozenset(self._control))
         # What a vocabulary without bytes makes of unknown characters steers nothing.
         unknown = self._raw.token_to_id(spec["model"].get("unk_token") or "")

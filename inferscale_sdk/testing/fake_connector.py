@@ -119,13 +119,23 @@ class FakeConnector:
             loaded.append(segment.key)
             at += segment.n_tokens
         claimed = min(at, len(token_ids) - 1)
+        missing = tuple(key for key in keys if key not in self.segments)
         answer = InjectAnswer(
             reason=reason,
             claimed_tokens=claimed,
             loaded_tokens=claimed,
             loaded_keys=tuple(loaded),
-            missing_keys=tuple(key for key in keys if key not in self.segments),
+            missing_keys=missing,
+            learned_keys=self._learn(op, token_ids),
         )
         if op.report_id:
             self.reports[op.report_id] = answer
         return answer
+
+    def _learn(self, op: InjectOp, token_ids: Sequence[int]) -> tuple[str, ...]:
+        """A preamble that is not there is captured while the prompt is computed."""
+        first = op.segments[0]
+        if first.kind != "preamble" or first.key in self.segments:
+            return ()
+        self.segments[first.key] = token_digest(token_ids[: first.n_tokens])
+        return (first.key,)

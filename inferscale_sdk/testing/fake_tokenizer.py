@@ -70,6 +70,9 @@ class FakeTokenizer(ChatTokenizer):
         Raises:
             ConfigurationError: A message has no role or no text.
         """
+        if "chat_template" in template_kwargs:
+            # The one other template in use: text without roles.
+            return "\n\n".join(_role_and_content(message)[1] for message in messages)
         out = ["<|bos|>"]
         if tools:
             out.append(f"<|start|>tools\n{json.dumps(list(tools), sort_keys=True)}<|end|>\n")
