@@ -21,9 +21,7 @@ def model_path() -> Path:
 
 
 @pytest.fixture(scope="session")
-def engine(
-    model_path: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[VLLMEngine]:
+def engine(model_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[VLLMEngine]:
     """A real vLLM server with the connector, on a folder of its own. Tests must not end it."""
     from inferscale_sdk import VLLMEngine
 

@@ -94,9 +94,7 @@ def test_server_gone_is_a_clear_error_and_comes_back(doomed: VLLMEngine, remembe
     assert memory.count(user_id="ada") == 8
 
 
-def test_segment_files_lost_are_prefilled_then_encoded_again(
-    doomed: VLLMEngine, remember
-) -> None:
+def test_segment_files_lost_are_prefilled_then_encoded_again(doomed: VLLMEngine, remember) -> None:
     memory = remember(doomed)
     memory.add([f"Third visit: {fact}" for fact in FACTS[:20]], user_id="ada")
     assert memory.wait_encoded(timeout=60, user_id="ada")
