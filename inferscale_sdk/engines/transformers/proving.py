@@ -1,0 +1,225 @@
+"""Whether segments can be injected into the loaded model, proved on that model.
+
+Two independent checks. The probe of :mod:`inferscale_sdk.injection.probe` compares keys that the
+model wrote at different positions (the delta form). The paper's own form takes keys *before*
+rotation and rotates them where they shall stand (Chunked RoPE, Theorem 6); where the model lets us
+see its keys before rotation, that form is compared with what the model wrote.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from inferscale_sdk.engines.transformers.cache import Cache, layout_of, new_cache, read
+from inferscale_sdk.engines.transformers.loading import LoadedModel
+from inferscale_sdk.engines.transformers.runner import Runner
+from inferscale_sdk.errors import IncompatibleModel
+from inferscale_sdk.injection.pieces import LayerTables
+from inferscale_sdk.injection.probe import judge, probe_token
+from inferscale_sdk.kv.layout import KEY, SegmentLayout
+from inferscale_sdk.protocol import PROBE_TOKENS, ProbeVerdict
+from inferscale_sdk.rope.rotate import rotate
+from inferscale_sdk.rope.spec import RopeSpec, layer_specs
+from inferscale_sdk.rope.table import RotaryTable
+
+__all__ = ["Proof", "prove", "rotated_from_unrotated", "unrotated_keys"]
+
+log = logging.getLogger(__name__)
+
+# Largest key deviation, relative to the layer's largest key, that rounding may cause.
+TOLERANCE = 0.02
+# How far the frequencies in the model's own buffers, float32, may be from ours, float64.
+_SAME_FREQUENCY = 1e-4
+
+
+@dataclass(frozen=True)
+class Proof:
+    """What proving found out.
+
+    Args:
+        verdict: Whether segments may be injected.
+        layout: Shape and dtype of segments; ``None`` if there are none.
+        tables: Rotation table per layer, as the model rounds it.
+        unrotated_error: Largest deviation of the paper's own form from what the model wrote,
+            relative to the layer's largest key; ``None`` where the model does not let us look.
+    """
+
+    verdict: ProbeVerdict
+    layout: SegmentLayout | None = None
+    tables: LayerTables = ()
+    unrotated_error: float | None = None
+
+
+def prove(model: LoadedModel, runner: Runner, *, rope_theta: float | None = None) -> Proof:
+    """Run the probe. Never raises for a model that merely cannot take segments.
+
+    Args:
+        model: The model.
+        runner: Its forward passes.
+        rope_theta: Rotary base to use in place of the configured one. A wrong one fails the probe.
+    """
+    try:
+        specs = _specs(model, rope_theta)
+        cache, unrotated = _probe(model, runner)
+        layout = layout_of(cache)
+        if layout.n_layers != len(specs):
+            raise IncompatibleModel(
+                f"{layout.n_layers} of the model's {len(specs)} layers keep keys and values"
+            )
+    except IncompatibleModel as error:
+        return Proof(ProbeVerdict(status="text_only", reason=str(error)))
+    except Exception as error:
+        log.exception("the rotation probe could not run")
+        reason = f"the rotation probe could not run: {type(error).__name__}: {error}"
+        return Proof(ProbeVerdict(status="text_only", reason=reason))
+    candidates = [
+        _tables(specs, model, rounding, own)
+        # As the model does it; the same from our frequencies; exact angles.
+        for rounding, own in ((model.dtype, True), (model.dtype, False), (None, False))
+    ]
+    names = [f"layers.{number}" for number in range(layout.n_layers)]
+    data = read(cache, 0, PROBE_TOKENS).to(model.device)
+    judgement = judge(data, candidates, names, tolerance=TOLERANCE)
+    tables = candidates[judgement.candidate]
+    return Proof(
+        judgement.verdict, layout, tables, _unrotated_error(data[:, KEY], unrotated, tables)
+    )
+
+
+def _specs(model: LoadedModel, rope_theta: float | None) -> list[RopeSpec | None]:
+    specs = layer_specs(model.config, model.n_layers)
+    if rope_theta is None:
+        return specs
+    return [spec.with_theta(rope_theta) if spec is not None else None for spec in specs]
+
+
+def _probe(model: LoadedModel, runner: Runner) -> tuple[Cache, list[torch.Tensor] | None]:
+    if model.max_model_len < PROBE_TOKENS:
+        raise IncompatibleModel(
+            f"the context of {model.max_model_len} tokens is shorter than the probe's "
+            f"{PROBE_TOKENS}"
+        )
+    cache = new_cache()
+    with unrotated_keys(model.module) as seen:
+        runner.prefill(cache, [probe_token(model.vocab_size)] * PROBE_TOKENS)
+    head_dim = layout_of(cache).head_dim
+    if len(seen) != len(cache.layers):
+        return cache, None
+    return cache, [seen[number].view(PROBE_TOKENS, -1, head_dim) for number in sorted(seen)]
+
+
+@contextmanager
+def unrotated_keys(module: Any) -> Iterator[dict[int, torch.Tensor]]:
+    """Watch keys before they are rotated, in forward passes of one row.
+
+    Yields:
+        A dictionary that each forward pass fills: layer number to keys ``[token, kv_head *
+        head_dim]`` or ``[token, kv_head, head_dim]``. Empty for a model without separate key
+        projections.
+    """
+    seen: dict[int, torch.Tensor] = {}
+    handles = []
+    for layer in module.modules():
+        # A norm of the keys comes after their projection and before rotation.
+        last = getattr(layer, "k_norm", None) or getattr(layer, "k_proj", None)
+        number = getattr(layer, "layer_idx", None)
+        if last is None or number is None:
+            continue
+
+        def note(_: Any, __: Any, output: torch.Tensor, number: int = number) -> None:
+            seen[number] = output.detach()[0]
+
+        handles.append(last.register_forward_hook(note))
+    try:
+        yield seen
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def rotated_from_unrotated(
+    keys: torch.Tensor, table: RotaryTable | None, positions: torch.Tensor
+) -> torch.Tensor:
+    """The paper's own form: rotate keys that have no position yet (Chunked RoPE, Theorem 6).
+
+    Args:
+        keys: ``[token, kv_head, head_dim]`` before rotation.
+        table: The layer's table, ``None`` for a layer without positions.
+        positions: Where the tokens shall stand, int64 [token].
+
+    Returns:
+        float32 ``[token, kv_head, head_dim]``.
+    """
+    keys = keys.float()
+    if table is None:
+        return keys
+    spec = table.spec
+    # Keys at position 0 are turned by nothing, but already have YaRN's magnitude.
+    at_zero = keys.clone()
+    at_zero[..., : spec.rotary_dim] *= spec.attention_factor
+    cos, sin = table.moves(torch.zeros_like(positions), positions)
+    return rotate(at_zero, cos, sin, interleaved=spec.interleaved, rotary_dim=spec.rotary_dim)
+
+
+def _unrotated_error(
+    written: torch.Tensor, unrotated: Sequence[torch.Tensor] | None, tables: LayerTables
+) -> float | None:
+    """``written`` keys ``[layer, token, kv_head, head_dim]`` against the paper's own form."""
+    if unrotated is None:
+        return None
+    errors = []
+    for keys, before, table in zip(written, unrotated, tables, strict=True):
+        positions = torch.arange(keys.shape[0], device=keys.device)
+        expected = rotated_from_unrotated(before.to(keys.device), table, positions)
+        scale = float(keys.float().abs().max()) or 1.0
+        errors.append(float((keys.float() - expected).abs().max()) / scale)
+    return max(errors)
+
+
+def _tables(
+    specs: Sequence[RopeSpec | None],
+    model: LoadedModel,
+    rounding: torch.dtype | None,
+    own_frequencies: bool,
+) -> tuple[RotaryTable | None, ...]:
+    """A table per layer; layers with the same rotation share one."""
+    buffers = _frequency_buffers(model.module) if own_frequencies else []
+    made = {
+        spec: RotaryTable(
+            _as_the_model_has_it(spec, buffers),
+            model.max_model_len,
+            rounding=rounding,
+            device=model.device,
+        )
+        for spec in set(specs)
+        if spec is not None
+    }
+    return tuple(None if spec is None else made[spec] for spec in specs)
+
+
+def _frequency_buffers(module: Any) -> list[torch.Tensor]:
+    return [
+        buffer.detach().double().cpu()
+        for name, buffer in module.named_buffers()
+        if name.endswith("inv_freq") and not name.endswith("original_inv_freq")
+    ]
+
+
+def _as_the_model_has_it(spec: RopeSpec, buffers: Sequence[torch.Tensor]) -> RopeSpec:
+    """``spec`` with the float32 frequencies in the model's own buffer, if one agrees with it.
+
+    The last bits matter: at position 8,000 an error of one unit in float32 turns a pair by 5e-4.
+    """
+    ours = torch.from_numpy(spec.inv_freq())
+    for buffer in buffers:
+        if buffer.shape == ours.shape and torch.allclose(
+            buffer, ours, rtol=_SAME_FREQUENCY, atol=0.0
+        ):
+            return replace(spec, frequencies=tuple(buffer.tolist()))
+    return spec

@@ -1,0 +1,77 @@
+"""Forward passes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from inferscale_sdk.engines.transformers.cache import Cache
+from inferscale_sdk.engines.transformers.loading import LoadedModel
+
+__all__ = ["Runner"]
+
+
+class Runner:
+    """Runs tokens through the model. One thread at a time.
+
+    Args:
+        model: The model.
+    """
+
+    def __init__(self, model: LoadedModel) -> None:
+        self._model = model
+        options = model.forward_options
+        # transformers renames ``past_key_values``; the old name warns where the new one exists.
+        self._cache_name = "cache" if "cache" in options else "past_key_values"
+        self._keeps_logits = "logits_to_keep" in options
+
+    def prefill(self, cache: Cache, token_ids: Sequence[int]) -> torch.Tensor:
+        """Compute tokens behind what a cache of one row holds.
+
+        Returns:
+            Logits ``[vocabulary]`` of the last token.
+        """
+        start = cache.get_seq_length()
+        ids = torch.tensor([list(token_ids)], device=self._model.device)
+        positions = torch.arange(start, start + len(token_ids), device=self._model.device)[None]
+        return self._forward(cache, ids, positions, None)[0]
+
+    def step(self, cache: Cache, token_ids: Sequence[int], padding: Sequence[int]) -> torch.Tensor:
+        """Compute one more token of every row.
+
+        Args:
+            cache: ``row`` rows, padded on the left.
+            token_ids: The newest token of every row.
+            padding: Padded tokens of every row.
+
+        Returns:
+            Logits ``[row, vocabulary]``.
+        """
+        device = self._model.device
+        past = cache.get_seq_length()
+        ids = torch.tensor(token_ids, device=device)[:, None]
+        padded = torch.tensor(padding, device=device)[:, None]
+        mask = None
+        if any(padding):
+            mask = (torch.arange(past + 1, device=device)[None] >= padded).long()
+        return self._forward(cache, ids, past - padded, mask)
+
+    @torch.no_grad()
+    def _forward(
+        self,
+        cache: Cache,
+        ids: torch.Tensor,
+        positions: torch.Tensor,
+        mask: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """Logits ``[row, vocabulary]`` of the last of ``ids`` [row, token]."""
+        options: dict[str, Any] = {self._cache_name: cache, "use_cache": True}
+        if self._keeps_logits:
+            options["logits_to_keep"] = 1
+        output = self._model.module(
+            input_ids=ids, position_ids=positions, attention_mask=mask, **options
+        )
+        logits: torch.Tensor = output.logits[:, -1]
+        return logits
