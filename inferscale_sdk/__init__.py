@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from inferscale_sdk._version import __version__
 
 if TYPE_CHECKING:
+    from inferscale_sdk.engines.transformers import TransformersEngine
     from inferscale_sdk.engines.vllm import VLLMEngine
     from inferscale_sdk.errors import (
         ConfigurationError,
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
 _HOME = {
     "AsyncMemory": "memory",
     "Memory": "memory",
+    "TransformersEngine": "engines.transformers",
     "VLLMEngine": "engines.vllm",
     **dict.fromkeys(
         (
@@ -106,6 +108,7 @@ __all__ = [
     "ScoredFact",
     "StoreError",
     "StoreFull",
+    "TransformersEngine",
     "VLLMEngine",
     "__version__",
 ]

@@ -38,6 +38,7 @@ PUBLIC = [
     "ScoredFact",
     "StoreError",
     "StoreFull",
+    "TransformersEngine",
     "VLLMEngine",
     "__version__",
 ]
@@ -48,6 +49,7 @@ LIGHT_MODULES = [
     "inferscale_sdk.cli.app",
     "inferscale_sdk.config",
     "inferscale_sdk.engines.base",
+    "inferscale_sdk.engines.transformers",
     "inferscale_sdk.errors",
     "inferscale_sdk.facts.base",
     "inferscale_sdk.memory",
