@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -101,7 +102,7 @@ class SentenceTransformerEmbedder:
                 convert_to_numpy=True,
                 show_progress_bar=False,
             )
-        return np.asarray(vectors, dtype=np.float32).reshape(len(texts), -1)
+        return np.asarray(vectors, dtype=np.float32).reshape(len(texts), self.dim)
 
     def _loaded(self) -> Any:
         with self._lock:
@@ -165,10 +166,11 @@ def _digest_weights(model: Any) -> str:
 @contextmanager
 def _quiet() -> Iterator[None]:
     """No progress bars of transformers while loading; the caller's setting comes back."""
-    from transformers.utils import logging
-
-    shown = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
+    # Loaded by sentence-transformers; what is not there prints nothing.
+    logging: Any = sys.modules.get("transformers.utils.logging")
+    shown = logging is not None and logging.is_progress_bar_enabled()
+    if shown:
+        logging.disable_progress_bar()
     try:
         yield
     finally:

@@ -45,7 +45,9 @@ _ITEMS = Migration(
             time_us INTEGER NOT NULL,
             n_terms INTEGER NOT NULL
         )""",
-        "CREATE INDEX item_partition ON item (partition_pk)",
+        # Lists a partition in order, and answers scope and time without touching the rows.
+        """CREATE INDEX item_partition ON item
+            (partition_pk, pk, app_id, user_id, agent_id, run_id, time_us)""",
         *(
             f"""CREATE INDEX item_{column} ON item ({column}_id, partition_pk)
                 WHERE {column}_id IS NOT NULL"""
