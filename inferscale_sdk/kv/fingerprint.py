@@ -12,7 +12,7 @@ from typing import Any
 
 from inferscale_sdk.errors import ConfigurationError
 
-__all__ = ["model_fingerprint", "model_folder", "weights_digest"]
+__all__ = ["adapter_fingerprint", "model_fingerprint", "model_folder", "weights_digest"]
 
 _CHUNK_BYTES = 8 << 20
 _WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".gguf")
@@ -103,6 +103,25 @@ def model_fingerprint(
         [relevant, weights, dtype, cache_dtype], sort_keys=True, default=str, separators=(",", ":")
     )
     return hashlib.blake2b(body.encode(), digest_size=16, person=b"ifs-model-v1").hexdigest()
+
+
+def adapter_fingerprint(base: str, name: str, folder: Path) -> str:
+    """Digest of a model with a LoRA adapter: other keys and values than the base model's.
+
+    Args:
+        base: The base model's fingerprint.
+        name: Under which the adapter is served.
+        folder: The adapter's files.
+
+    Returns:
+        32 hex digits.
+
+    Raises:
+        ConfigurationError: The folder has no weight files.
+        OSError: It cannot be read.
+    """
+    body = json.dumps([base, name, weights_digest(folder)])
+    return hashlib.blake2b(body.encode(), digest_size=16, person=b"ifs-adapter-v1").hexdigest()
 
 
 def _file_digest(path: Path) -> str:

@@ -8,9 +8,11 @@ requests were scheduled, ``absorb`` when the workers have reported.
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from inferscale_sdk.errors import ProtocolError
+from inferscale_sdk.errors import ConfigurationError, ProtocolError
+from inferscale_sdk.kv.fingerprint import adapter_fingerprint
 from inferscale_sdk.protocol import (
     FIELD,
     PROBE_TOKENS,
@@ -62,6 +64,7 @@ class SchedulerHalf:
         self._jobs: dict[str, Job] = {}
         self._leaving: dict[str, Job] = {}
         self._over: list[str] = []
+        self._adapters: dict[tuple[object, ...], str] = {}
 
     # -- per request -------------------------------------------------------------------------
 
@@ -89,7 +92,8 @@ class SchedulerHalf:
                         Reason.MALFORMED,
                         f"segments cover {total} tokens but the prompt has {len(prompt)}",
                     )
-                return InjectJob(core, request_id, prompt, op, request.cache_salt)
+                fingerprint = self._fingerprint(request)
+                return InjectJob(core, request_id, prompt, op, request.cache_salt, fingerprint)
             case EncodeOp():
                 self._check_captures(op, len(prompt))
                 return EncodeJob(core, request_id, prompt, op)
@@ -105,7 +109,7 @@ class SchedulerHalf:
             case StatsOp():
                 return StatsJob(core, request_id, op)
             case PingOp():
-                return PingJob(core, request_id, prompt)
+                return PingJob(core, request_id, self._fingerprint(request))
 
     def _admit(self, request: Request, obj: object) -> Operation:
         """Parse and authenticate.
@@ -125,20 +129,40 @@ class SchedulerHalf:
                 "this server has a secret and the operation is not signed with it",
             )
         if isinstance(op, InjectOp | EncodeOp | ProbeOp):
-            if request.lora_request is not None:
-                raise _Refused(Reason.ADAPTER, "requests with a LoRA adapter are served as text")
             if not request.prompt_token_ids or request.mm_features:
                 raise _Refused(Reason.MALFORMED, "the prompt must be plain token ids")
-            if isinstance(op, EncodeOp) and op.fingerprint != self._core.identity.fingerprint:
+            if isinstance(op, EncodeOp) and op.fingerprint != (own := self._fingerprint(request)):
                 raise _Refused(
                     Reason.WRONG_MODEL,
-                    f"encoding is for model {op.fingerprint}, this server runs "
-                    f"{self._core.identity.fingerprint}",
+                    f"encoding is for model {op.fingerprint}, this request runs on {own}",
                 )
             hello = self._core.hello
             if hello is not None and hello.text_only_reason:
                 raise _Refused(Reason.TEXT_ONLY_MODEL, hello.text_only_reason)
         return op
+
+    def _fingerprint(self, request: Request) -> str:
+        """Of the model that this request runs on, its LoRA adapter included.
+
+        Raises:
+            _Refused: The adapter's weights cannot be read, so it cannot be told from others.
+        """
+        lora = request.lora_request
+        if lora is None:
+            return self._core.identity.fingerprint
+        folder = Path(lora.lora_path)
+        try:
+            # An adapter may be replaced in place: its files' times are part of the question.
+            files = tuple(sorted((f.name, f.stat().st_mtime_ns) for f in folder.iterdir()))
+            asked = (lora.lora_name, lora.lora_path, files)
+            known = self._adapters.get(asked)
+            if known is None:
+                base = self._core.identity.fingerprint
+                known = adapter_fingerprint(base, lora.lora_name, folder)
+                self._adapters[asked] = known
+        except (ConfigurationError, OSError) as error:
+            raise _Refused(Reason.ADAPTER, f"LoRA {lora.lora_name!r}: {error}") from None
+        return known
 
     @staticmethod
     def _check_captures(op: EncodeOp, n_prompt: int) -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import secrets
 import warnings
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     from vllm import LLM, SamplingParams
     from vllm.distributed.kv_transfer import get_kv_transfer_group
+    from vllm.lora.request import LoRARequest
 
     from inferscale_sdk.vllm_connector.connector import InferScaleConnector
 
@@ -62,7 +64,9 @@ class Harness:
     llm: LLM
     disk: Path
     ping: PingAnswer | None = None
-    load_blocks: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    lora: LoRARequest | None = None
+    prefix_caching: bool = True
+    single_process: bool = True
 
     @property
     def fingerprint(self) -> str:
@@ -96,7 +100,7 @@ class Harness:
                 prompt_dict["cache_salt"] = salt
             prompts.append(prompt_dict)
             params.append(SamplingParams(max_tokens=n, temperature=0, extra_args=extra, **sampling))
-        outputs = self.llm.generate(prompts, params, use_tqdm=False)
+        outputs = self.llm.generate(prompts, params, use_tqdm=False, lora_request=self.lora)
         return [_outcome(output) for output in outputs]
 
     def ask(
@@ -135,6 +139,39 @@ class Harness:
     def resident(self, key: str) -> Segment:
         return self.worker._resident[key]
 
+    @contextmanager
+    def spy_on_layer(self, layer: int) -> Iterator[list[torch.Tensor]]:
+        """Keys that injections write to one layer meanwhile: each [token, kv_head, head_dim]."""
+        written: list[torch.Tensor] = []
+        stack = type(self.worker._stack)
+        write = stack.write
+
+        def spy(self: Any, index: int, keys: Any, values: Any, slots: Any) -> None:
+            if index == layer:
+                written.append(keys.clone())
+            write(self, index, keys, values, slots)
+
+        stack.write = spy
+        try:
+            yield written
+        finally:
+            stack.write = write
+
+    def layer_kinds(self) -> list[str]:
+        """What kinds of layers the model has, for people."""
+        stack = self.worker._stack if self.single_process else None
+        if stack is None:
+            return []
+        kinds = {
+            "no rotary positions"
+            if spec is None
+            else f"{spec.variant}, {spec.rotary_dim} of {spec.head_dim} channels"
+            + (", interleaved" if spec.interleaved else "")
+            + (f", window {window}" if window else "")
+            for spec, window in zip(stack.specs, (_window(m) for m in stack.modules), strict=True)
+        }
+        return sorted(kinds)
+
     def drop_resident(self) -> None:
         """As after a restart: nothing in memory, everything on disk."""
         index = self.scheduler._core.index
@@ -168,31 +205,54 @@ def _outcome(output: Any) -> Outcome:
     )
 
 
-def start_harness(model: Path, disk: Path, **extra: Any) -> Harness:
-    """An engine on ``model`` whose connector has been probed."""
+def _window(module: Any) -> int | None:
+    window = getattr(module, "sliding_window", None)
+    return window if isinstance(window, int) and window > 0 else None
+
+
+def start_harness(
+    model: Path,
+    disk: Path,
+    *,
+    dtype: str = "bfloat16",
+    adapter: Path | None = None,
+    engine: dict[str, Any] | None = None,
+    **extra: Any,
+) -> Harness:
+    """An engine on ``model`` whose connector has been probed.
+
+    ``engine`` are arguments of ``vllm.LLM``, ``extra`` entries of the connector's configuration.
+    """
+    arguments: dict[str, Any] = {
+        "enforce_eager": True,
+        "dtype": dtype,
+        "max_model_len": 4096,
+        "max_num_batched_tokens": 1024,
+        "max_num_seqs": 16,
+        "seed": 0,
+        "kv_transfer_config": {
+            "kv_connector": "InferScaleConnector",
+            "kv_role": "kv_both",
+            "kv_load_failure_policy": "recompute",
+            "kv_connector_module_path": "inferscale_sdk.vllm_connector.connector",
+            "kv_connector_extra_config": {
+                "disk_path": str(disk),
+                "host_bytes": 512 << 20,
+                **extra,
+            },
+        },
+        **(engine or {}),
+    }
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        llm = LLM(
-            str(model),
-            enforce_eager=True,
-            dtype="bfloat16",
-            max_model_len=4096,
-            max_num_batched_tokens=1024,
-            max_num_seqs=16,
-            seed=0,
-            kv_transfer_config={
-                "kv_connector": "InferScaleConnector",
-                "kv_role": "kv_both",
-                "kv_load_failure_policy": "recompute",
-                "kv_connector_module_path": "inferscale_sdk.vllm_connector.connector",
-                "kv_connector_extra_config": {
-                    "disk_path": str(disk),
-                    "host_bytes": 512 << 20,
-                    **extra,
-                },
-            },
-        )
-    harness = Harness(llm, disk)
+        llm = LLM(str(model), **arguments)
+    harness = Harness(
+        llm,
+        disk,
+        lora=LoRARequest("adapter", 1, str(adapter)) if adapter else None,
+        prefix_caching=arguments.get("enable_prefix_caching", True),
+        single_process=arguments.get("tensor_parallel_size", 1) == 1,
+    )
     harness.ping = PingAnswer.model_validate(harness.ask([5], PingOp()).answer)
     harness.ask([harness.ping.probe_token_id] * PROBE_TOKENS, ProbeOp(), n=2)
     harness.ping = PingAnswer.model_validate(harness.ask([5], PingOp()).answer)

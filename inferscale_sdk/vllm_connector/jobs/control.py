@@ -32,14 +32,18 @@ class RefusedJob(Job):
 
 
 class PingJob(Job):
-    """Identity and state."""
+    """Identity and state; asked for through a LoRA adapter's name, the adapter's identity."""
+
+    def __init__(self, core: Core, request_id: str, fingerprint: str) -> None:
+        super().__init__(core, request_id, ())
+        self._fingerprint = fingerprint
 
     def answer(self) -> PingAnswer:
         hello, identity = self.core.hello, self.core.identity
         assert hello is not None
         return PingAnswer(
             sdk_version=identity.sdk_version,
-            fingerprint=identity.fingerprint,
+            fingerprint=self._fingerprint,
             model=identity.model,
             block_size=identity.block_size,
             max_model_len=identity.max_model_len,

@@ -20,10 +20,17 @@ class InjectJob(Job):
     """Inject segments, as far as they are resident and their tokens are the prompt's."""
 
     def __init__(
-        self, core: Core, request_id: str, prompt: Sequence[int], op: InjectOp, salt: str | None
+        self,
+        core: Core,
+        request_id: str,
+        prompt: Sequence[int],
+        op: InjectOp,
+        salt: str | None,
+        fingerprint: str,
     ) -> None:
         super().__init__(core, request_id, prompt)
         self.op = op
+        self._fingerprint = fingerprint
         self._keys = [segment.key for segment in op.segments]
         self._reason = self._gate(salt)
         self._refused = bool(self._reason)
@@ -36,7 +43,7 @@ class InjectJob(Job):
         self._ranks_loaded = 0
 
     def _gate(self, salt: str | None) -> Reason:
-        if self.op.fingerprint != self.core.identity.fingerprint:
+        if self.op.fingerprint != self._fingerprint:
             return Reason.WRONG_MODEL
         if not salt:
             return Reason.NO_SALT
