@@ -66,17 +66,15 @@ def _print(report: DemoReport) -> None:
     console.print(_timings(report))
     for k in report.ks:
         console.print(
-            f"k={k}: injected memory answers {report.speedup(k):.2f} times sooner than memory as "
-            f"prompt text, and takes {report.over_ceiling(k):.2f} times as long as a prompt that "
-            "was never lost from the cache"
+            f"k={k}: {report.speedup(k):.2f} times sooner than memory as prompt text, "
+            f"{report.over_ceiling(k):.2f} of the ceiling's time"
         )
-    console.print()
-    for k in report.ks:
-        console.print(_answers([answer for answer in report.answers if answer.k == k], k))
+    for answers in _by_question(report.answers):
+        _print_answers(answers)
     if report.proved:
         console.print(
-            f"Proved: {report.injected_tokens} prompt tokens were injected, and vLLM's own counter "
-            "(vllm:external_prefix_cache_hits) grew by exactly as many."
+            f"\nProved: {report.injected_tokens} prompt tokens were injected, and vLLM's own "
+            "counter\n(vllm:external_prefix_cache_hits) grew by exactly as many."
         )
     total = sum(report.seconds.values())
     parts = ", ".join(f"{stage} {value:.1f}" for stage, value in report.seconds.items())
@@ -84,42 +82,44 @@ def _print(report: DemoReport) -> None:
 
 
 def _timings(report: DemoReport) -> Table:
+    from rich import box
     from rich.table import Table
 
-    table = Table(
-        title="Time to first token over HTTP, as the client sees it", title_justify="left"
-    )
+    title = "Milliseconds to the first token over HTTP, and prompt tokens per request"
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, title_style="")
     table.add_column("k", justify="right")
     table.add_column("memory")
-    for column in ("memory tokens", "prefilled", "injected", "cached", "median ms", "p10-p90 ms"):
+    for column in ("median", "p10-p90", "memory", "prefilled", "injected", "cached"):
         table.add_column(column, justify="right")
     for cell in report.cells:
         ttft = cell.ttft_ms
         table.add_row(
             str(cell.k),
             _ARM_NAMES[cell.arm.value],
+            f"{ttft.median:.0f}",
+            f"{ttft.p10:.0f}-{ttft.p90:.0f}",
             f"{cell.memory_tokens:.0f}",
             f"{cell.prefilled_tokens:.0f}",
             f"{cell.injected_tokens:.0f}",
             f"{cell.cached_tokens:.0f}",
-            f"{ttft.median:.0f}",
-            f"{ttft.p10:.0f}-{ttft.p90:.0f}",
-            end_section=cell.arm.value == "cached",
         )
     return table
 
 
-_ARM_NAMES = {"prompt": "as text", "inject": "injected", "cached": "ceiling (cached)"}
+_ARM_NAMES = {"prompt": "as text", "inject": "injected", "cached": "ceiling"}
 
 
-def _answers(answers: list[Answer], k: int) -> Table:
-    from rich.markup import escape
-    from rich.table import Table
-
-    table = Table(title=f"Answers with {k} facts", title_justify="left", show_lines=True)
-    for column in ("question", "expected", *_ARM_NAMES.values()):
-        table.add_column(column)
+def _by_question(answers: tuple[Answer, ...]) -> list[list[Answer]]:
+    groups: dict[str, list[Answer]] = {}
     for answer in answers:
-        texts = [escape(text) for text in answer.texts.values()]
-        table.add_row(escape(answer.question), escape(answer.expected), *texts)
-    return table
+        groups.setdefault(answer.question, []).append(answer)
+    return list(groups.values())
+
+
+def _print_answers(answers: list[Answer]) -> None:
+    console = out()
+    console.print(f"\n{answers[0].question} ({answers[0].expected})", markup=False, style="bold")
+    for answer in answers:
+        for arm, text in answer.texts.items():
+            line = f"  k={answer.k:<3} {_ARM_NAMES[arm.value]:<9} {text}"
+            console.print(line, markup=False, overflow="ellipsis", no_wrap=True)

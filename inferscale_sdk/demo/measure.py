@@ -15,9 +15,11 @@ from inferscale_sdk.engines.base import Completion, Engine, Sampling
 from inferscale_sdk.errors import EngineError
 from inferscale_sdk.prompt.base import PromptPlan
 
-__all__ = ["Measurement", "PlannedQuestion", "ask_all", "schedule"]
+__all__ = ["Measurement", "PlannedQuestion", "ask_all", "count_requests", "schedule"]
 
 Step = Callable[[], None]
+
+_WARMED_UP = (Arm.CACHED, Arm.INJECT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +45,8 @@ class Measurement:
 
     Args:
         samples: The timed requests.
-        answers: What was said in the first, untimed round, by question, k and arm.
-        injected_tokens: Over all requests, the untimed ones too.
+        answers: What was said in the first round, by question, k and arm.
+        injected_tokens: Over all requests, the warm-up's too.
     """
 
     samples: list[Sample] = field(default_factory=list)
@@ -77,10 +79,11 @@ def ask_all(
     seed: int = 0,
     step: Step = lambda: None,
 ) -> Measurement:
-    """Ask everything once for the answers, then ``rounds`` times against the clock.
+    """Warm up, then ask everything ``rounds`` times against the clock.
 
-    The first round also warms up: it leaves the ceiling's prompts in vLLM's prefix cache and
-    brings injected segments into memory. The timed rounds stop after the first tokens.
+    The warm-up leaves the ceiling's prompts in vLLM's prefix cache and brings stored segments into
+    memory; the arm that computes everything has nothing to warm up but the server itself. The
+    first timed round goes on to the end of the answers, the others stop after the first token.
 
     Args:
         engine: The engine.
@@ -88,28 +91,39 @@ def ask_all(
         rounds: Timed repetitions of every request.
         answer_tokens: Length of an answer at most.
         seed: Of the order.
-        step: Called after every request.
+        step: Called after every request, :func:`count_requests` times.
 
     Raises:
         EngineError: A plan has no segments, or an answer carries no time to first token.
     """
     seen = Measurement()
     fixed_salt = secrets.token_hex(16)
-    answering = Sampling(max_tokens=answer_tokens, stop=("\n",))
-    timing = Sampling(max_tokens=1)
+
+    def ask(question: PlannedQuestion, arm: Arm, sampling: Sampling) -> Completion:
+        done = _ask(engine, plan_for(arm, question.plan, fixed_salt), sampling)
+        seen.injected_tokens += done.report.injected_tokens
+        step()
+        return done
+
+    first_token = Sampling(max_tokens=1)
     with _collector_paused():
-        for round_number in range(rounds + 1):
-            first = round_number == 0
-            for question, arm in schedule(questions, seed + round_number):
-                plan = plan_for(arm, question.plan, fixed_salt)
-                done = _ask(engine, plan, answering if first else timing)
-                seen.injected_tokens += done.report.injected_tokens
-                if first:
+        for question in questions:
+            for arm in _WARMED_UP:
+                ask(question, arm, first_token)
+        for number in range(rounds):
+            whole = number == 0
+            sampling = Sampling(max_tokens=answer_tokens, stop=("\n",)) if whole else first_token
+            for question, arm in schedule(questions, seed + number):
+                done = ask(question, arm, sampling)
+                seen.samples.append(_sample(question, arm, done))
+                if whole:
                     seen.answers[question.question, question.k, arm] = done.text.strip()
-                else:
-                    seen.samples.append(_sample(question, arm, done))
-                step()
     return seen
+
+
+def count_requests(n_questions: int, rounds: int) -> int:
+    """How many requests :func:`ask_all` sends."""
+    return n_questions * (len(_WARMED_UP) + rounds * len(Arm))
 
 
 def _ask(engine: Engine, plan: PromptPlan, sampling: Sampling) -> Completion:

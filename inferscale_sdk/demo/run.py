@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -13,7 +14,7 @@ from inferscale_sdk.config import settings
 from inferscale_sdk.demo.arms import Arm
 from inferscale_sdk.demo.counters import EXTERNAL_HITS, read_counter, settled_counter
 from inferscale_sdk.demo.life import Life, load_life
-from inferscale_sdk.demo.measure import Measurement, PlannedQuestion, ask_all
+from inferscale_sdk.demo.measure import Measurement, PlannedQuestion, ask_all, count_requests
 from inferscale_sdk.demo.report import Answer, DemoReport, cells_of
 from inferscale_sdk.engines.base import Engine, Sampling
 from inferscale_sdk.errors import EngineError, IncompatibleModel
@@ -22,6 +23,7 @@ from inferscale_sdk.types import Message
 if TYPE_CHECKING:
     from inferscale_sdk.engines.vllm import VLLMEngine
     from inferscale_sdk.memory import Memory
+    from inferscale_sdk.recall.base import Embedder
 
 __all__ = ["DemoOptions", "Listener", "remember", "run_demo"]
 
@@ -100,15 +102,22 @@ def run_demo(listener: Listener, options: DemoOptions | None = None) -> DemoRepo
     folder = settings().home / "demo"
     with stages.stage("model", "Looking for the model (unpacked once, about half a minute)"):
         bundled_model_path()
-    with stages.stage("start", "Starting vLLM on this machine"):
+    with stages.stage("start", "Starting vLLM on this machine"), ThreadPoolExecutor(1) as pool:
+        # Loading the embedder takes seconds, starting a server leaves a processor idle.
+        loading = pool.submit(_loaded_embedder)
         engine = _launch(folder)
     # No threads of our own: the client must not compete with the server while it is measured.
-    with engine, Memory(engine, path=folder / "memory", background=False) as memory:
+    with (
+        engine,
+        Memory(
+            engine, path=folder / "memory", embedder=loading.result(), background=False
+        ) as memory,
+    ):
         life = load_life()
         encoded = _prepare_memory(memory, life, stages)
         plans = _plan_all(memory, life, options, stages)
         before = read_counter(engine.base_url, EXTERNAL_HITS)
-        n_requests = len(plans) * len(Arm) * (options.rounds + 1)
+        n_requests = count_requests(len(plans), options.rounds)
         with stages.progress("ask", "Asking", n_requests) as tell:
             seen = _measure(engine, plans, options, tell)
         after = settled_counter(
@@ -125,6 +134,14 @@ def run_demo(listener: Listener, options: DemoOptions | None = None) -> DemoRepo
             external_hits_delta=after - before,
             seconds=stages.seconds,
         )
+
+
+def _loaded_embedder() -> Embedder:
+    from inferscale_sdk.recall.embedders import bundled_embedder
+
+    embedder = bundled_embedder()
+    embedder.embed_query("The first text loads the model.")
+    return embedder
 
 
 def _launch(folder: Path) -> VLLMEngine:

@@ -3,7 +3,7 @@ from collections import Counter
 import pytest
 
 from inferscale_sdk.demo.arms import Arm, plan_for
-from inferscale_sdk.demo.measure import PlannedQuestion, ask_all, schedule
+from inferscale_sdk.demo.measure import PlannedQuestion, ask_all, count_requests, schedule
 from inferscale_sdk.demo.report import cells_of
 from inferscale_sdk.errors import EngineError
 from inferscale_sdk.kv.key import token_digest
@@ -73,19 +73,38 @@ def test_a_round_asks_everything_once_and_keeps_the_arms_of_a_question_together(
     assert order != list(schedule(questions, seed=2))
 
 
-def test_counts_every_injected_token_and_times_all_but_the_first_round():
+def test_counts_every_injected_token_and_times_all_but_the_warm_up():
     engine = engine_with_segments(3)
     questions = [PlannedQuestion(q, k, plan(k)) for q in range(2) for k in (1, 3)]
     steps = []
 
     seen = ask_all(engine, questions, rounds=2, answer_tokens=8, step=lambda: steps.append(None))
 
-    assert len(steps) == len(engine.prompts) == 2 * 2 * 3 * 3
-    assert len(seen.samples) == 2 * 2 * 3 * 2
+    assert len(steps) == len(engine.prompts) == count_requests(len(questions), rounds=2)
+    assert len(seen.samples) == len(questions) * len(Arm) * 2
     assert seen.injected_tokens == 3 * 2 * (5 + 15)
-    assert seen.answers[1, 3, Arm.INJECT] == "walnuts of course"
     by_cell = {(cell.arm, cell.k): cell for cell in cells_of(seen.samples)}
     assert by_cell[Arm.INJECT, 3].injected_tokens == 15
     assert by_cell[Arm.INJECT, 3].prefilled_tokens == 15
     assert by_cell[Arm.PROMPT, 3].prefilled_tokens == 30
     assert by_cell[Arm.PROMPT, 3].ttft_ms.n == 4
+
+
+def test_the_ceilings_prompts_are_in_the_cache_before_the_clock_starts():
+    engine = engine_with_segments(1)
+    questions = [PlannedQuestion(q, 1, plan(1)) for q in range(3)]
+
+    ask_all(engine, questions, rounds=1, answer_tokens=8)
+
+    warm_up = engine.prompts[: count_requests(3, rounds=0)]
+    kept = [prompt.cache_salt for prompt in warm_up if "cached" in prompt.cache_salt]
+    assert len(kept) == 3
+    assert set(kept) == {p.cache_salt for p in engine.prompts if "cached" in p.cache_salt}
+
+
+def test_every_answer_is_kept_whole():
+    engine = engine_with_segments(1)
+
+    seen = ask_all(engine, [PlannedQuestion(0, 1, plan(1))], rounds=2, answer_tokens=8)
+
+    assert seen.answers == {(0, 1, arm): "walnuts of course" for arm in Arm}
