@@ -21,16 +21,21 @@ def model_path() -> Path:
 
 
 @pytest.fixture(scope="session")
-def engine(model_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[VLLMEngine]:
+def server_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the session's server keeps KV (``kv``) and its log."""
+    return tmp_path_factory.mktemp("server")
+
+
+@pytest.fixture(scope="session")
+def engine(model_path: Path, server_folder: Path) -> Iterator[VLLMEngine]:
     """A real vLLM server with the connector, on a folder of its own. Tests must not end it."""
     from inferscale_sdk import VLLMEngine
 
-    folder = tmp_path_factory.mktemp("server")
     engine = VLLMEngine.launch(
         model_path,
         served_model_name="smollm2",
-        disk_path=folder / "kv",
-        log_path=folder / "server.log",
+        disk_path=server_folder / "kv",
+        log_path=server_folder / "server.log",
         max_model_len=4096,
     )
     with engine:

@@ -3,13 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from inferscale_sdk.engines.vllm import VLLMEngine
 from inferscale_sdk.testing.fake_server import FakeServer
 from inferscale_sdk.testing.fake_tokenizer import FakeTokenizer
+
+if TYPE_CHECKING:
+    from inferscale_sdk.engines.transformers import TransformersEngine
+
+TINY: dict[str, Any] = {
+    "vocab_size": 320,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 1024,
+    "bos_token_id": 256,
+    "eos_token_id": 258,
+    "pad_token_id": 258,
+}
+"""Sizes of random models: three layers, and a vocabulary that holds the fake tokenizer's."""
 
 
 @pytest.fixture
@@ -36,3 +55,37 @@ def connect() -> Iterator[Callable[..., VLLMEngine]]:
 @pytest.fixture
 def client(server: FakeServer, connect: Callable[..., VLLMEngine]) -> VLLMEngine:
     return connect(server)
+
+
+@pytest.fixture
+def tiny_model(tmp_path: Path) -> Callable[..., Path]:
+    """Saves a random model of a transformers configuration; returns its folder."""
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+
+    def save(config_class: str = "LlamaConfig", **changes: Any) -> Path:
+        folder = tmp_path / f"model-{len(list(tmp_path.iterdir()))}"
+        config = getattr(transformers, config_class)(**{**TINY, **changes})
+        torch.manual_seed(7)
+        model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        model.save_pretrained(folder)
+        return folder
+
+    return save
+
+
+@pytest.fixture
+def embed() -> Iterator[Callable[..., TransformersEngine]]:
+    """Builds embedded engines on a folder, on the CPU and in memory; closes what it built."""
+    from inferscale_sdk.engines.transformers import TransformersEngine
+
+    opened: list[TransformersEngine] = []
+
+    def build(folder: Path, **options: Any) -> TransformersEngine:
+        options = {"device": "cpu", "persist": False, "tokenizer": FakeTokenizer(), **options}
+        opened.append(TransformersEngine(folder, **options))
+        return opened[-1]
+
+    yield build
+    for engine in opened:
+        engine.close()

@@ -28,7 +28,7 @@ from inferscale_sdk.rope.rotate import rotate
 from inferscale_sdk.rope.spec import RopeSpec, layer_specs
 from inferscale_sdk.rope.table import RotaryTable
 
-__all__ = ["Proof", "prove", "rotated_from_unrotated", "unrotated_keys"]
+__all__ = ["Proof", "prove", "rotated_from_unrotated"]
 
 log = logging.getLogger(__name__)
 
@@ -106,22 +106,37 @@ def _probe(model: LoadedModel, runner: Runner) -> tuple[Cache, list[torch.Tensor
             f"{PROBE_TOKENS}"
         )
     cache = new_cache()
-    with unrotated_keys(model.module) as seen:
+    with _unrotated_keys(model.module) as seen:
         runner.prefill(cache, [probe_token(model.vocab_size)] * PROBE_TOKENS)
-    head_dim = layout_of(cache).head_dim
-    if len(seen) != len(cache.layers):
+    layout = layout_of(cache)
+    wanted = (PROBE_TOKENS, layout.n_kv_heads, layout.head_dim)
+    keys = [_by_token(seen[number], wanted) for number in sorted(seen)]
+    if len(keys) != layout.n_layers or any(each is None for each in keys):
         return cache, None
-    return cache, [seen[number].view(PROBE_TOKENS, -1, head_dim) for number in sorted(seen)]
+    return cache, [each for each in keys if each is not None]
+
+
+def _by_token(output: torch.Tensor, wanted: tuple[int, int, int]) -> torch.Tensor | None:
+    """A projection's or norm's output as ``[token, kv_head, head_dim]``.
+
+    Models split heads before or after their norm, and put tokens first or heads; ``None`` if the
+    output is none of that.
+    """
+    token, kv_head, head_dim = wanted
+    if tuple(output.shape) == (kv_head, token, head_dim):
+        return output.transpose(0, 1)
+    if output.shape[0] != token or output.numel() != token * kv_head * head_dim:
+        return None
+    return output.reshape(wanted)
 
 
 @contextmanager
-def unrotated_keys(module: Any) -> Iterator[dict[int, torch.Tensor]]:
+def _unrotated_keys(module: Any) -> Iterator[dict[int, torch.Tensor]]:
     """Watch keys before they are rotated, in forward passes of one row.
 
     Yields:
-        A dictionary that each forward pass fills: layer number to keys ``[token, kv_head *
-        head_dim]`` or ``[token, kv_head, head_dim]``. Empty for a model without separate key
-        projections.
+        A dictionary that each forward pass fills: layer number to keys, as the layer's key
+        projection or norm gives them. Empty for a model without separate key projections.
     """
     seen: dict[int, torch.Tensor] = {}
     handles = []
