@@ -1,0 +1,1 @@
+"""Adapters for frameworks, each a distribution of its own; see the folders below."""
