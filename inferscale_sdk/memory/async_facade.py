@@ -100,6 +100,7 @@ class AsyncMemory:
         return self._memory.engine
 
     add = _in_thread(Memory.add)
+    add_facts = _in_thread(Memory.add_facts)
     search = _in_thread(Memory.search)
     get = _in_thread(Memory.get)
     get_all = _in_thread(Memory.get_all)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
@@ -13,7 +14,7 @@ from inferscale_sdk.memory.remembering import new_facts
 from inferscale_sdk.memory.turns import MessagesLike
 from inferscale_sdk.memory.verbs import Verbs
 from inferscale_sdk.prompt.handles import strip_handles
-from inferscale_sdk.types import Fact, Namespace
+from inferscale_sdk.types import Fact, Namespace, NewFact
 
 __all__ = ["WriteVerbs"]
 
@@ -87,6 +88,39 @@ class WriteVerbs(Verbs):
         if not facts:
             return []
         stored = self._parts.store.add(facts, owner)
+        self._parts.changed(owner)
+        return stored
+
+    def add_facts(
+        self,
+        facts: Sequence[NewFact],
+        *,
+        user_id: str | None = None,
+        agent_id: str | None = None,
+        run_id: str | None = None,
+        app_id: str | None = None,
+    ) -> list[Fact]:
+        """Remember facts as they are given: nothing is cut, joined or left out.
+
+        For adapters and imports that have facts already; :meth:`add` makes them from messages.
+
+        Args:
+            facts: What to store, in order; handles in their texts are taken out.
+            user_id: Whose memory.
+            agent_id: Of which agent.
+            run_id: Of which session.
+            app_id: Of which application.
+
+        Raises:
+            NamespaceError: No user where one must be named.
+            ConfigurationError: A text is blank or too long, or metadata is not JSON; nothing is
+                stored then.
+        """
+        owner = self._namespace(user_id, agent_id, run_id, app_id)
+        if not facts:
+            return []
+        clean = [replace(fact, text=strip_handles(fact.text)) for fact in facts]
+        stored = self._parts.store.add(clean, owner)
         self._parts.changed(owner)
         return stored
 
