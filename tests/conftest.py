@@ -37,6 +37,8 @@ def engine(model_path: Path, server_folder: Path) -> Iterator[VLLMEngine]:
         disk_path=server_folder / "kv",
         log_path=server_folder / "server.log",
         max_model_len=4096,
+        # Adapters are tested with tools; a request without tools is served as it would be without.
+        extra=["--enable-auto-tool-choice", "--tool-call-parser", "hermes"],
     )
     with engine:
         info = engine.info()
