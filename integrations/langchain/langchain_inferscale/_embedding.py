@@ -59,7 +59,8 @@ def _unit(vectors: list[list[float]]) -> NDArray[np.float32]:
 
     raw = np.asarray(vectors, np.float64)
     norms = np.linalg.norm(raw, axis=1, keepdims=True)
-    return (raw / np.maximum(norms, 1e-12)).astype(np.float32)
+    unit: NDArray[np.float32] = (raw / np.maximum(norms, 1e-12)).astype(np.float32)
+    return unit
 
 
 def _identity(embeddings: Embeddings) -> str:

@@ -11,7 +11,7 @@ from inferscale_sdk import NamespaceError
 
 __all__ = ["ID_NAMES", "Ids", "config_ids", "merge_ids", "object_ids", "run_ids"]
 
-Ids: TypeAlias = dict[str, str]
+Ids: TypeAlias = dict[str, Any]
 """Some of ``user_id``, ``agent_id``, ``run_id``, ``app_id``."""
 
 ID_NAMES = ("user_id", "agent_id", "run_id", "app_id")

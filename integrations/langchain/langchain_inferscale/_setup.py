@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
+
+from pydantic import SecretStr
 
 from inferscale_sdk import AsyncMemory, ConfigurationError, Memory, VLLMEngine
 from inferscale_sdk.bridge import ChatBridge, shared_memory
@@ -21,7 +24,7 @@ def memory_of(memory: Memory | AsyncMemory | None) -> Memory:
     return memory.unwrap() if isinstance(memory, AsyncMemory) else memory
 
 
-def client_values(values: dict[str, Any]) -> dict[str, Any]:
+def client_values(values: Mapping[str, Any]) -> dict[str, Any]:
     """Constructor arguments with address and key of *our* server.
 
     The base classes would read ``OPENAI_API_KEY`` and ``OPENAI_API_BASE`` otherwise, and send an
@@ -53,11 +56,12 @@ def client_values(values: dict[str, Any]) -> dict[str, Any]:
     return taken
 
 
-def bridge_of(memory: Memory | AsyncMemory | None, base_url: str, api_key: str) -> ChatBridge:
+def bridge_of(memory: Memory | AsyncMemory | None, base_url: str, api_key: object) -> ChatBridge:
     """The bridge to a memory, by default the process's own with that server."""
     if memory is not None:
         return ChatBridge(memory)
-    key = None if api_key == _NO_KEY else api_key
+    text = api_key.get_secret_value() if isinstance(api_key, SecretStr) else None
+    key = None if text == _NO_KEY else text
     return ChatBridge(shared_memory(_root(base_url), api_key=key))
 
 

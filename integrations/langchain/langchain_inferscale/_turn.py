@@ -23,7 +23,7 @@ __all__ = [
     "call_ids",
     "is_worth_a_retry",
     "split_call",
-    "with_config_ids",
+    "with_config",
     "with_report",
 ]
 
@@ -76,13 +76,22 @@ def split_call(kwargs: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any
     return ours, rest
 
 
-def with_config_ids(config: Mapping[str, Any] | None, kwargs: dict[str, Any]) -> dict[str, Any]:
-    """The arguments of a call with the ids of its configuration, which models never see."""
-    ids = config_ids(config)
-    if not ids:
+def with_config(config: Mapping[str, Any] | None, kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of a call with what its run configuration says, which models never see.
+
+    ``configurable`` may hold ids, and ``inferscale`` with ids and handles. As arguments of the
+    call they are part of the answer cache's key.
+    """
+    configured = dict(((config or {}).get("configurable") or {}).get(CALL_KEY) or {})
+    ids = merge_ids(configured, config_ids(config))
+    if not (ids or configured):
         return kwargs
     ours, rest = split_call(kwargs)
-    return {**rest, CALL_KEY: {**ours, **merge_ids(ours, ids)}}
+    handles = [*_listed(ours.get("handles")), *_listed(configured.get("handles"))]
+    return {
+        **rest,
+        CALL_KEY: {**merge_ids(ours, ids), **({"handles": handles} if handles else {})},
+    }
 
 
 def call_ids(owner: object, kwargs: Mapping[str, Any], run: Ids) -> Ids:

@@ -11,7 +11,7 @@ import openai
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
 from langchain_core.exceptions import ContextOverflowError
 from langchain_core.language_models import LanguageModelInput
-from langchain_core.language_models.chat_models import LangSmithParams
+from langchain_core.language_models.base import LangSmithParams
 from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
 from langchain_core.outputs import ChatGenerationChunk, ChatResult
 from langchain_core.runnables import Runnable, RunnableConfig
@@ -26,7 +26,7 @@ from langchain_inferscale._turn import (
     call_ids,
     is_worth_a_retry,
     split_call,
-    with_config_ids,
+    with_config,
     with_report,
 )
 from langchain_openai.chat_models.base import BaseChatOpenAI
@@ -99,9 +99,7 @@ class ChatInferScale(BaseChatOpenAI):
     @cached_property
     def bridge(self) -> ChatBridge:
         """Where handles become facts."""
-        key = self.openai_api_key
-        secret = key.get_secret_value() if hasattr(key, "get_secret_value") else str(key)
-        return bridge_of(self.memory, str(self.openai_api_base), secret)
+        return bridge_of(self.memory, str(self.openai_api_base), self.openai_api_key)
 
     # -- what LangChain asks about a model -------------------------------------------------
 
@@ -155,7 +153,7 @@ class ChatInferScale(BaseChatOpenAI):
         **kwargs: Any,
     ) -> AIMessage:
         """See ``BaseChatModel.invoke``; ids in ``configurable`` count."""
-        return super().invoke(input, config, stop=stop, **with_config_ids(config, kwargs))
+        return super().invoke(input, config, stop=stop, **with_config(config, kwargs))
 
     async def ainvoke(
         self,
@@ -166,7 +164,7 @@ class ChatInferScale(BaseChatOpenAI):
         **kwargs: Any,
     ) -> AIMessage:
         """Async twin of :meth:`invoke`."""
-        return await super().ainvoke(input, config, stop=stop, **with_config_ids(config, kwargs))
+        return await super().ainvoke(input, config, stop=stop, **with_config(config, kwargs))
 
     def stream(
         self,
@@ -177,7 +175,7 @@ class ChatInferScale(BaseChatOpenAI):
         **kwargs: Any,
     ) -> Iterator[AIMessageChunk]:
         """See ``BaseChatModel.stream``; ids in ``configurable`` count."""
-        return super().stream(input, config, stop=stop, **with_config_ids(config, kwargs))
+        return super().stream(input, config, stop=stop, **with_config(config, kwargs))
 
     async def astream(
         self,
@@ -189,7 +187,7 @@ class ChatInferScale(BaseChatOpenAI):
     ) -> AsyncIterator[AIMessageChunk]:
         """Async twin of :meth:`stream`."""
         async for chunk in super().astream(
-            input, config, stop=stop, **with_config_ids(config, kwargs)
+            input, config, stop=stop, **with_config(config, kwargs)
         ):
             yield chunk
 
@@ -221,7 +219,7 @@ class ChatInferScale(BaseChatOpenAI):
         turn: Turn | None = kwargs.pop(TURN_KEY, None)
         if turn is None:
             turn = self._open(self._convert_input(input_).to_messages(), stop, kwargs)
-        flow = {name: kwargs[name] for name in ("stream", "stream_options") if name in kwargs}
+        flow = {k: v for k, v in kwargs.items() if k in ("stream", "stream_options")}
         return {**turn.payload, **flow}
 
     # -- whole answers ---------------------------------------------------------------------
@@ -300,23 +298,31 @@ class ChatInferScale(BaseChatOpenAI):
         **kwargs: Any,
     ) -> Iterator[ChatGenerationChunk]:
         turn = self._open(messages, stop, {**kwargs, "stream": True})
-        send = super()._stream
-        turn.request.start()
-        try:
-            chunks = send(messages, stop, None, stream_usage=stream_usage, **_sent(kwargs, turn))
-            chunk = next(chunks, None)
-        except openai.APIStatusError as error:
-            turn = self._again(turn, error)
+        parent = super()._stream
+
+        def send(turn: Turn) -> Any:
             turn.request.start()
-            chunks = send(messages, stop, None, stream_usage=stream_usage, **_sent(kwargs, turn))
-            chunk = next(chunks, None)
-        tail = StreamTail(turn.request)
-        while chunk is not None:
-            if (passed := tail.pass_on(chunk)) is not None:
-                if run_manager:
-                    run_manager.on_llm_new_token(passed.text, chunk=passed)
-                yield passed
-            chunk = next(chunks, None)
+            sent = _sent(kwargs, turn)
+            return parent(messages, stop, None, stream_usage=stream_usage, **sent)
+
+        chunks = send(turn)
+        try:
+            try:
+                chunk = next(chunks, None)
+            except openai.APIStatusError as error:
+                turn = self._again(turn, error)
+                chunks = send(turn)
+                chunk = next(chunks, None)
+            tail = StreamTail(turn.request)
+            while chunk is not None:
+                if (passed := tail.pass_on(chunk)) is not None:
+                    if run_manager:
+                        run_manager.on_llm_new_token(passed.text, chunk=passed)
+                    yield passed
+                chunk = next(chunks, None)
+        finally:
+            # Whoever stops listening also stops the server's work, now and not at some later time.
+            chunks.close()
         tail.count()
         end = tail.last(self.bridge.finish(turn.request))
         if run_manager:
@@ -333,18 +339,20 @@ class ChatInferScale(BaseChatOpenAI):
         **kwargs: Any,
     ) -> AsyncIterator[ChatGenerationChunk]:
         turn = await asyncio.to_thread(self._open, messages, stop, {**kwargs, "stream": True})
-        send = super()._astream
-        turn.request.start()
-        chunks = send(messages, stop, None, stream_usage=stream_usage, **_sent(kwargs, turn))
+        parent = super()._astream
+
+        def send(turn: Turn) -> Any:
+            turn.request.start()
+            sent = _sent(kwargs, turn)
+            return parent(messages, stop, None, stream_usage=stream_usage, **sent)
+
+        chunks = send(turn)
         try:
             try:
                 chunk = await anext(chunks, None)
             except openai.APIStatusError as error:
                 turn = await asyncio.to_thread(self._again, turn, error)
-                turn.request.start()
-                chunks = send(
-                    messages, stop, None, stream_usage=stream_usage, **_sent(kwargs, turn)
-                )
+                chunks = send(turn)
                 chunk = await anext(chunks, None)
             tail = StreamTail(turn.request)
             while chunk is not None:
@@ -354,7 +362,6 @@ class ChatInferScale(BaseChatOpenAI):
                     yield passed
                 chunk = await anext(chunks, None)
         finally:
-            # Whoever stops listening also stops the server's work, now and not at some later time.
             await chunks.aclose()
         tail.count()
         end = tail.last(await self.bridge.afinish(turn.request))

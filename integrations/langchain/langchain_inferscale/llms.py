@@ -13,7 +13,7 @@ from langchain_core.outputs import Generation, GenerationChunk, LLMResult
 from langchain_core.runnables import RunnableConfig
 from langchain_inferscale._scope import run_ids
 from langchain_inferscale._setup import bridge_of, client_values
-from langchain_inferscale._turn import CALL_KEY, call_ids, split_call, with_config_ids
+from langchain_inferscale._turn import CALL_KEY, call_ids, split_call, with_config
 from langchain_openai.llms.base import BaseOpenAI
 from pydantic import ConfigDict, Field, model_validator
 
@@ -59,9 +59,7 @@ class InferScaleLLM(BaseOpenAI):
     @cached_property
     def bridge(self) -> ChatBridge:
         """Where handles become facts."""
-        key = self.openai_api_key
-        secret = key.get_secret_value() if hasattr(key, "get_secret_value") else str(key)
-        return bridge_of(self.memory, str(self.openai_api_base), secret)
+        return bridge_of(self.memory, str(self.openai_api_base), self.openai_api_key)
 
     @property
     def _llm_type(self) -> str:
@@ -92,7 +90,7 @@ class InferScaleLLM(BaseOpenAI):
         **kwargs: Any,
     ) -> str:
         """See ``BaseLLM.invoke``; ids in ``configurable`` count."""
-        return super().invoke(input, config, stop=stop, **with_config_ids(config, kwargs))
+        return super().invoke(input, config, stop=stop, **with_config(config, kwargs))
 
     async def ainvoke(
         self,
@@ -103,7 +101,7 @@ class InferScaleLLM(BaseOpenAI):
         **kwargs: Any,
     ) -> str:
         """Async twin of :meth:`invoke`."""
-        return await super().ainvoke(input, config, stop=stop, **with_config_ids(config, kwargs))
+        return await super().ainvoke(input, config, stop=stop, **with_config(config, kwargs))
 
     def batch(
         self,
@@ -216,7 +214,7 @@ class InferScaleLLM(BaseOpenAI):
             for name in _COUNTS:
                 usage[name] += (response.get("usage") or {}).get(name) or 0
         return LLMResult(
-            generations=generations,  # type: ignore[arg-type]
+            generations=generations,
             llm_output={"token_usage": usage, "model_name": self.model_name},
         )
 

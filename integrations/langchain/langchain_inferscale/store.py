@@ -192,7 +192,7 @@ class InferScaleStore(BaseStore):
         top_k = stop
         while True:
             hits = self.memory.search(op.query, top_k=top_k, filters=filters, **scope)
-            found = [
+            found: list[tuple[Fact, float | None]] = [
                 (hit.fact, hit.similarity if hit.similarity is not None else hit.score)
                 for hit in hits
                 if _wanted(hit.fact, op.filter)

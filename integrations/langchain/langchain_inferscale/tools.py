@@ -30,7 +30,7 @@ def create_search_memory_tool(
     k: int = 5,
     mode: Mode = "handle",
     name: str = "search_memory",
-    **ids: str,
+    **ids: Any,
 ) -> BaseTool:
     """A tool that looks something up in the user's memory.
 
@@ -64,7 +64,7 @@ def create_search_memory_tool(
 
 
 def create_remember_tool(
-    memory: Memory | AsyncMemory | None = None, *, name: str = "remember", **ids: str
+    memory: Memory | AsyncMemory | None = None, *, name: str = "remember", **ids: Any
 ) -> BaseTool:
     """A tool that stores a statement about the user.
 
@@ -89,7 +89,7 @@ def create_remember_tool(
 
 
 def create_forget_tool(
-    memory: Memory | AsyncMemory | None = None, *, name: str = "forget", **ids: str
+    memory: Memory | AsyncMemory | None = None, *, name: str = "forget", **ids: Any
 ) -> BaseTool:
     """A tool that deletes the remembered statement nearest to the one given.
 
@@ -121,7 +121,7 @@ def create_forget_tool(
 
 
 def create_memory_tools(
-    memory: Memory | AsyncMemory | None = None, *, mode: Mode = "handle", **ids: str
+    memory: Memory | AsyncMemory | None = None, *, mode: Mode = "handle", **ids: Any
 ) -> list[BaseTool]:
     """All three tools on one memory."""
     return [
@@ -138,4 +138,4 @@ def _scope(ids: dict[str, Any]) -> Ids:
 def _meant(statement: str, found: list[ScoredFact]) -> ScoredFact | None:
     same = [f for f in found if f.fact.text.strip().casefold() == statement.strip().casefold()]
     near = [f for f in found if (f.similarity or 0.0) >= _FORGET_SIMILARITY]
-    return (same or near or [None])[0]
+    return next(iter(same or near), None)
