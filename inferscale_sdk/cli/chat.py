@@ -7,11 +7,20 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from inferscale_sdk.cli.options import DEFAULT_USER, BaseUrl, Json, Store, User
+from inferscale_sdk.cli.options import (
+    DEFAULT_USER,
+    BaseUrl,
+    EngineChoice,
+    EngineKind,
+    Json,
+    Store,
+    User,
+)
 from inferscale_sdk.cli.output import err, working
+from inferscale_sdk.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from inferscale_sdk.engines.vllm import VLLMEngine
+    from inferscale_sdk.engines.base import Engine
 
 __all__ = ["chat"]
 
@@ -23,6 +32,7 @@ def chat(
         str | None,
         typer.Option(help="Model to start when no server is named.", show_default="bundled"),
     ] = None,
+    engine: EngineKind = EngineChoice.VLLM,
     store: Store = None,
     top_k: Annotated[int, typer.Option(help="Facts to recall per question.")] = 20,
     max_tokens: Annotated[int, typer.Option(help="Length of an answer at most.")] = 256,
@@ -41,7 +51,10 @@ def chat(
     from inferscale_sdk.memory import Memory
 
     interactive = sys.stdin.isatty() and not json
-    with _engine(base_url, model) as engine, Memory(engine, path=memory_folder(store)) as memory:
+    with (
+        _engine(base_url, model, engine) as answering,
+        Memory(answering, path=memory_folder(store)) as memory,
+    ):
         view = JsonView() if json else TextView(verbose=verbose)
         settings = ChatSettings(user_id=user, top_k=top_k, max_tokens=max_tokens)
         loop = ChatLoop(memory, view, settings)
@@ -52,9 +65,17 @@ def chat(
                 break
 
 
-def _engine(base_url: str | None, model: str | None) -> VLLMEngine:
+def _engine(base_url: str | None, model: str | None, kind: EngineChoice) -> Engine:
     from inferscale_sdk.cli.session import base_url_or_none, connect, launch_engine
 
+    if kind is EngineChoice.TRANSFORMERS:
+        if base_url is not None:
+            raise ConfigurationError(
+                f"--base-url {base_url} is a server's and --engine transformers needs none; "
+                "give one of the two"
+            )
+        with working(f"Loading {model or 'the bundled model'}"):
+            return launch_engine(model, kind)
     url = base_url_or_none(base_url) if model is None else base_url
     if url is not None:
         return connect(url)

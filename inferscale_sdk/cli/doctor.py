@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from inferscale_sdk.cli.options import BaseUrl, Json
+from inferscale_sdk.cli.options import BaseUrl, EngineChoice, EngineKind, Json
 from inferscale_sdk.cli.output import out, print_json, working
 
 if TYPE_CHECKING:
@@ -21,6 +21,7 @@ def doctor(
         str | None,
         typer.Option("--launch", help="Start this model (or 'bundled') and examine it."),
     ] = None,
+    engine: EngineKind = EngineChoice.VLLM,
     json: Json = False,
 ) -> None:
     """Say what is installed, which engine answers, whether its model can take memory, and why not.
@@ -35,7 +36,7 @@ def doctor(
     url = base_url_or_none(base_url)
     if launch is not None:
         with working(f"Starting {launch}"):
-            found += engine_checks(lambda: launch_engine(launch))
+            found += engine_checks(lambda: launch_engine(launch, engine))
     elif url is not None:
         with working(f"Asking {url}"):
             found += engine_checks(lambda: connect(url))

@@ -2,14 +2,34 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-__all__ = ["DEFAULT_USER", "Agent", "App", "BaseUrl", "Json", "Run", "Store", "User"]
+__all__ = [
+    "DEFAULT_USER",
+    "Agent",
+    "App",
+    "BaseUrl",
+    "EngineChoice",
+    "EngineKind",
+    "Json",
+    "Run",
+    "Store",
+    "User",
+]
 
 DEFAULT_USER = "me"
+
+
+class EngineChoice(StrEnum):
+    """Which engine to start when no running server is meant."""
+
+    VLLM = "vllm"
+    TRANSFORMERS = "transformers"
+
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 User = Annotated[str, typer.Option("--user", "-u", help="Whose memory.")]
@@ -26,5 +46,12 @@ BaseUrl = Annotated[
     str | None,
     typer.Option(
         "--base-url", help="A running server.", show_default="INFERSCALE_BASE_URL, if set"
+    ),
+]
+EngineKind = Annotated[
+    EngineChoice,
+    typer.Option(
+        "--engine",
+        help="What computes: 'vllm', a server, or 'transformers', the model in this process.",
     ),
 ]

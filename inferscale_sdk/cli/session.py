@@ -5,9 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from inferscale_sdk.cli.options import EngineChoice
 from inferscale_sdk.config import settings
 
 if TYPE_CHECKING:
+    from inferscale_sdk.engines.base import Engine
     from inferscale_sdk.engines.vllm import VLLMEngine
 
 __all__ = ["base_url_or_none", "connect", "kv_folder", "launch_engine", "memory_folder"]
@@ -37,12 +39,20 @@ def connect(base_url: str) -> VLLMEngine:
     return VLLMEngine(base_url)
 
 
-def launch_engine(model: str | None = None) -> VLLMEngine:
-    """Start a server of our own that ends with us; ``None`` and ``bundled`` mean the small one."""
+def launch_engine(model: str | None = None, kind: EngineChoice = EngineChoice.VLLM) -> Engine:
+    """Start an engine of our own that ends with us; ``None`` and ``bundled`` mean the small model.
+
+    Both kinds keep KV in the same folder, and use what the other has put there.
+    """
+    source = None if model in (None, BUNDLED) else model
+    if kind is EngineChoice.TRANSFORMERS:
+        from inferscale_sdk.engines.transformers import TransformersEngine
+
+        return TransformersEngine(source, disk_path=kv_folder())
     from inferscale_sdk.engines.vllm import VLLMEngine
 
     return VLLMEngine.launch(
-        None if model in (None, BUNDLED) else model,
+        source,
         disk_path=kv_folder(),
         log_path=settings().home / "logs" / "server.log",
     )

@@ -116,13 +116,13 @@ def test_segments_of_a_wrong_shape_are_computed_instead(
 ) -> None:
     engine.encode(encode_plan(engine))
     expected = engine.generate(PromptPlan(TOKENS), ANSWER).text
-    get = engine._store.get
+    get = engine._runtime.store.get
 
     def cut(key: str) -> Any:
         segment = get(key)
         return segment and replace(segment, data=segment.data[:2].contiguous())
 
-    monkeypatch.setattr(engine._store, "get", cut)
+    monkeypatch.setattr(engine._runtime.store, "get", cut)
     completion = engine.generate(prompt_plan(engine), ANSWER)
 
     assert completion.text == expected
@@ -198,7 +198,7 @@ def test_chunks_do_not_change_what_is_captured(folder: Path, embed: Embed, chunk
         engine.encode(encode_plan(engine))
 
     for key in (PREAMBLE, FACT):
-        a, b = one._store.get(key), other._store.get(key)
+        a, b = one._runtime.store.get(key), other._runtime.store.get(key)
         assert a is not None and b is not None
         assert a.origin == b.origin == (0 if key == PREAMBLE else 30)
         torch.testing.assert_close(a.data, b.data, atol=1e-5, rtol=1e-5)
@@ -343,7 +343,7 @@ def test_a_stop_token_ends_the_answer(engine: TransformersEngine) -> None:
 
 
 def wait_idle(engine: TransformersEngine) -> None:
-    scheduler = engine._scheduler
+    scheduler = engine._runtime._scheduler
     assert scheduler is not None
     deadline = time.monotonic() + 10
     while scheduler._batches or scheduler._prefill or scheduler._waiting:
@@ -407,8 +407,8 @@ def test_a_failing_model_fails_its_requests_and_no_others(
     engine: TransformersEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine.info()
-    assert engine._core is not None
-    runner = engine._core.runner
+    assert engine._runtime._core is not None
+    runner = engine._runtime._core.runner
     with monkeypatch.context() as patch:
 
         def broken(*_: Any) -> Any:

@@ -177,7 +177,7 @@ def test_moved_segments_are_what_the_model_would_have_written(make: Make, family
     engine.encode(encode_plan(engine))
     order = (3, 1)
     plan = prompt_plan(engine, order)
-    core = engine._core
+    core = engine._runtime._core
     assert core is not None
     from inferscale_sdk.engines.transformers.cache import new_cache, read
     from inferscale_sdk.injection.pieces import gather, pieces_between

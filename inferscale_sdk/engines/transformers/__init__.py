@@ -3,9 +3,10 @@
 | module | question it answers |
 |---|---|
 | ``engine`` | what callers see |
-| ``requests`` | what of a plan reaches the model, and what is reported |
+| ``runtime`` | what does an engine own |
+| ``requests``, ``options`` | what of a plan reaches the model, and what is reported |
 | ``loading`` | which model is this, where does it run |
-| ``proving`` | may segments be injected into it, how do its keys turn |
+| ``proving``, ``unrotated`` | may segments be injected into it, how do its keys turn |
 | ``segments`` | where does KV lie |
 | ``scheduler``, ``batch`` | who computes next |
 | ``jobs``, ``events`` | what is a request asked and told |

@@ -3,33 +3,28 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterator, Sequence
-from contextlib import aclosing, closing, contextmanager
+from contextlib import aclosing, closing
 from importlib.util import find_spec
 from pathlib import Path
 from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
-from inferscale_sdk._version import __version__
 from inferscale_sdk.config import settings
 from inferscale_sdk.engines.base import Completion, CompletionChunk, Engine, EngineInfo, Sampling
 from inferscale_sdk.engines.transformers.events import Computed, Event, Failed
 from inferscale_sdk.engines.transformers.requests import Request, check_encode
-from inferscale_sdk.errors import ConfigurationError, EngineUnavailable, MissingDependency
+from inferscale_sdk.errors import ConfigurationError, MissingDependency
 from inferscale_sdk.prompt.base import ChatTokenizer, EncodePlan, PromptPlan
 from inferscale_sdk.protocol import EncodeAnswer, StatsAnswer
 
 if TYPE_CHECKING:
     import torch
 
-    from inferscale_sdk.engines.transformers.jobs import Core, Job, Sink
-    from inferscale_sdk.engines.transformers.scheduler import Scheduler
+    from inferscale_sdk.engines.transformers.jobs import Sink
 
 __all__ = ["TransformersEngine"]
-
-logger = logging.getLogger(__name__)
 
 _MIN_HOST_BYTES = 1 << 20
 
@@ -84,38 +79,27 @@ class TransformersEngine(Engine):
         _require("host_bytes", host_bytes, _MIN_HOST_BYTES)
         _require("max_batch", max_batch, 1)
         _require("prefill_chunk_tokens", prefill_chunk_tokens, 1)
-        for package, extra in (("torch", "transformers"), ("transformers", "transformers")):
+        for package in ("torch", "transformers"):
             if find_spec(package) is None:
-                raise MissingDependency(package, extra, "TransformersEngine")
-        from inferscale_sdk.engines.transformers.loading import load_model, pick_device, pick_dtype
-        from inferscale_sdk.engines.transformers.segments import SegmentStore
+                raise MissingDependency(package, "transformers", "the embedded engine")
+        from inferscale_sdk.engines.transformers.runtime import Runtime, RuntimeOptions
 
         source, own_name = _source(model)
-        folder = Path(disk_path) if disk_path else settings().home / "kv"
-        self._model = load_model(
-            source,
-            device=pick_device(device),
-            dtype=pick_dtype(dtype),
-            max_model_len=max_model_len,
-            digest_cache=folder / "fingerprints.json" if persist else None,
-            trust_remote_code=trust_remote_code,
-        )
-        self._store = SegmentStore(
-            self._model.fingerprint,
+        options = RuntimeOptions(
+            device=device,
+            dtype=dtype,
+            disk_path=Path(disk_path or settings().home / "kv") if persist else None,
             host_bytes=host_bytes,
-            disk_path=folder if persist else None,
             disk_bytes=disk_bytes,
+            max_batch=max_batch,
+            max_model_len=max_model_len,
+            prefill_chunk_tokens=prefill_chunk_tokens,
+            trust_remote_code=trust_remote_code,
+            rope_theta=rope_theta,
         )
-        self._source = source
-        self._name = name or own_name
-        self._tokenizer = tokenizer
-        self._rope_theta = rope_theta
-        self._max_batch = max_batch
-        self._chunk = prefill_chunk_tokens
+        self._runtime = Runtime(source, name or own_name, options)
+        self._tokenizer = tokenizer or source
         self._info: EngineInfo | None = None
-        self._core: Core | None = None
-        self._scheduler: Scheduler | None = None
-        self._closed = False
         self._lock = threading.RLock()
 
     # -- identity --------------------------------------------------------------------------
@@ -127,7 +111,7 @@ class TransformersEngine(Engine):
             if not isinstance(self._tokenizer, ChatTokenizer):
                 from inferscale_sdk.prompt.tokenizer import TransformersChatTokenizer
 
-                self._tokenizer = TransformersChatTokenizer(self._tokenizer or self._source)
+                self._tokenizer = TransformersChatTokenizer(self._tokenizer)
             return self._tokenizer
 
     def info(self, *, refresh: bool = False) -> EngineInfo:
@@ -138,7 +122,7 @@ class TransformersEngine(Engine):
         """
         with self._lock:
             if self._info is None or refresh:
-                self._info = self._describe(self._ready())
+                self._info = self._runtime.describe()
             return self._info
 
     # -- memory ----------------------------------------------------------------------------
@@ -153,7 +137,7 @@ class TransformersEngine(Engine):
         if refused is not None:
             return refused
         events: SimpleQueue[Event] = SimpleQueue()
-        with self._submitted(self._encode_job(plan, events.put)):
+        with self._runtime.submitted(self._runtime.encode_job(plan, events.put)):
             return _encoded(events.get())
 
     async def aencode(self, plan: EncodePlan) -> EncodeAnswer:
@@ -162,7 +146,7 @@ class TransformersEngine(Engine):
         if refused is not None:
             return refused
         events, sink = _events_of_loop()
-        with self._submitted(self._encode_job(plan, sink)):
+        with self._runtime.submitted(self._runtime.encode_job(plan, sink)):
             return _encoded(await events.get())
 
     def forget(self, keys: Sequence[str]) -> int:
@@ -171,13 +155,15 @@ class TransformersEngine(Engine):
         Raises:
             StoreError: A file is there and cannot be removed.
         """
-        forgotten = self._store.forget(keys)
-        self._ready().count("forgotten_segments", forgotten)
+        core = self._runtime.ready()
+        forgotten = core.store.forget(keys)
+        core.count("forgotten_segments", forgotten)
         return forgotten
 
     def stats(self, report_ids: Sequence[str] = ()) -> StatsAnswer:
         """See :meth:`Engine.stats`. Reports come with the answers themselves, so none are kept."""
-        return StatsAnswer(counters=self._ready().counters(), tiers=self._store.stats())
+        core = self._runtime.ready()
+        return StatsAnswer(counters=core.counters(), tiers=core.store.stats())
 
     # -- answers ---------------------------------------------------------------------------
 
@@ -217,12 +203,7 @@ class TransformersEngine(Engine):
 
     def close(self) -> None:
         """See :meth:`Engine.close`. Requests under way fail."""
-        with self._lock:
-            self._closed = True
-            scheduler, self._scheduler = self._scheduler, None
-        if scheduler is not None:
-            scheduler.close()
-        self._store.close()
+        self._runtime.close()
 
     async def aclose(self) -> None:
         """Async twin of :meth:`close`."""
@@ -235,92 +216,12 @@ class TransformersEngine(Engine):
         info = self._info
         return info if info is not None else await asyncio.to_thread(self.info)
 
-    def _ready(self) -> Core:
-        """The model, proved, with a thread that runs it."""
-        with self._lock:
-            if self._closed:
-                raise EngineUnavailable("the engine is closed; build another TransformersEngine")
-            if self._core is None:
-                from inferscale_sdk.engines.transformers.jobs import Core
-                from inferscale_sdk.engines.transformers.proving import prove
-                from inferscale_sdk.engines.transformers.runner import Runner
-                from inferscale_sdk.engines.transformers.scheduler import Scheduler
-
-                runner = Runner(self._model)
-                proof = prove(self._model, runner, rope_theta=self._rope_theta)
-                if proof.verdict.status != "exact":
-                    logger.warning("memory is given as prompt text: %s", proof.verdict.reason)
-                self._core = Core(self._model, runner, proof, self._store)
-                self._scheduler = Scheduler(
-                    self._core, max_batch=self._max_batch, prefill_chunk_tokens=self._chunk
-                )
-            return self._core
-
-    def _describe(self, core: Core) -> EngineInfo:
-        from inferscale_sdk.kv.layout import dtype_name
-
-        model, proof = core.model, core.proof
-        layout = proof.layout
-        return EngineInfo(
-            model=self._name,
-            fingerprint=model.fingerprint if core.injects else "",
-            max_model_len=model.max_model_len,
-            can_inject=core.injects,
-            reason=proof.verdict.reason,
-            bytes_per_token=layout.bytes_per_token if layout is not None else 0,
-            probe=proof.verdict,
-            details={
-                "root": self._source,
-                "device": str(model.device),
-                "dtype": dtype_name(model.dtype),
-                "n_layers": model.n_layers,
-                "sdk_version": __version__,
-                "fingerprint": model.fingerprint,
-                "unrotated_key_error": proof.unrotated_error,
-                "tiers": self._store.stats(),
-            },
-        )
-
-    @contextmanager
-    def _submitted(self, job: Job) -> Iterator[None]:
-        """Have a job run for as long as somebody waits for it."""
-        with self._lock:
-            self._ready()
-            assert self._scheduler is not None
-            self._scheduler.submit(job)
-        try:
-            yield
-        finally:
-            job.cancel()
-
-    def _encode_job(self, plan: EncodePlan, sink: Sink) -> Job:
-        from inferscale_sdk.engines.transformers.jobs import EncodeJob
-
-        return EncodeJob(plan.token_ids, plan.op.captures, sink)
-
-    def _generate_job(self, request: Request, sink: Sink) -> Job:
-        from inferscale_sdk.engines.transformers.jobs import GenerateJob
-        from inferscale_sdk.engines.transformers.sampling import Chooser
-        from inferscale_sdk.engines.transformers.text import TextStream
-
-        sampling, options = request.sampling, request.options
-        eos_ids = frozenset() if options.ignore_eos else self._model.eos_ids
-        return GenerateJob(
-            request.plan.token_ids,
-            request.segments,
-            chooser=Chooser(sampling, options),
-            text=TextStream(self.tokenizer.decode, sampling.stop),
-            max_tokens=sampling.max_tokens,
-            end_ids=eos_ids | options.stop_token_ids,
-            sink=sink,
-        )
-
     def _run(self, request: Request) -> Generator[CompletionChunk, None, None]:
         events: SimpleQueue[Event] = SimpleQueue()
-        job = self._generate_job(request, events.put)
+        job = self._runtime.generate_job(request, self.tokenizer.decode, events.put)
         request.start()
-        self._store.warm(segment.key for segment in request.segments)
-        with self._submitted(job):
+        self._runtime.store.warm(segment.key for segment in request.segments)
+        with self._runtime.submitted(job):
             chunk = request.feed(events.get())
             while chunk.completion is None:
                 yield chunk
@@ -329,11 +230,11 @@ class TransformersEngine(Engine):
 
     async def _arun(self, request: Request) -> AsyncGenerator[CompletionChunk, None]:
         events, sink = _events_of_loop()
-        job = self._generate_job(request, sink)
+        job = self._runtime.generate_job(request, self.tokenizer.decode, sink)
         request.start()
         keys = [segment.key for segment in request.segments]
-        await asyncio.to_thread(self._store.warm, keys)
-        with self._submitted(job):
+        await asyncio.to_thread(self._runtime.store.warm, keys)
+        with self._runtime.submitted(job):
             chunk = request.feed(await events.get())
             while chunk.completion is None:
                 yield chunk

@@ -9,8 +9,7 @@ see its keys before rotation, that form is compared with what the model wrote.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,16 +18,16 @@ import torch
 from inferscale_sdk.engines.transformers.cache import Cache, layout_of, new_cache, read
 from inferscale_sdk.engines.transformers.loading import LoadedModel
 from inferscale_sdk.engines.transformers.runner import Runner
+from inferscale_sdk.engines.transformers.unrotated import prefill_unrotated, rotated_at
 from inferscale_sdk.errors import IncompatibleModel
 from inferscale_sdk.injection.pieces import LayerTables
 from inferscale_sdk.injection.probe import judge, probe_token
 from inferscale_sdk.kv.layout import KEY, SegmentLayout
 from inferscale_sdk.protocol import PROBE_TOKENS, ProbeVerdict
-from inferscale_sdk.rope.rotate import rotate
 from inferscale_sdk.rope.spec import RopeSpec, layer_specs
 from inferscale_sdk.rope.table import RotaryTable
 
-__all__ = ["Proof", "prove", "rotated_from_unrotated"]
+__all__ = ["Proof", "prove"]
 
 log = logging.getLogger(__name__)
 
@@ -99,99 +98,30 @@ def _specs(model: LoadedModel, rope_theta: float | None) -> list[RopeSpec | None
     return [spec.with_theta(rope_theta) if spec is not None else None for spec in specs]
 
 
-def _probe(model: LoadedModel, runner: Runner) -> tuple[Cache, list[torch.Tensor] | None]:
+def _probe(model: LoadedModel, runner: Runner) -> tuple[Cache, torch.Tensor | None]:
     if model.max_model_len < PROBE_TOKENS:
         raise IncompatibleModel(
             f"the context of {model.max_model_len} tokens is shorter than the probe's "
             f"{PROBE_TOKENS}"
         )
     cache = new_cache()
-    with _unrotated_keys(model.module) as seen:
-        runner.prefill(cache, [probe_token(model.vocab_size)] * PROBE_TOKENS)
-    layout = layout_of(cache)
-    wanted = (PROBE_TOKENS, layout.n_kv_heads, layout.head_dim)
-    keys = [_by_token(seen[number], wanted) for number in sorted(seen)]
-    if len(keys) != layout.n_layers or any(each is None for each in keys):
-        return cache, None
-    return cache, [each for each in keys if each is not None]
-
-
-def _by_token(output: torch.Tensor, wanted: tuple[int, int, int]) -> torch.Tensor | None:
-    """A projection's or norm's output as ``[token, kv_head, head_dim]``.
-
-    Models split heads before or after their norm, and put tokens first or heads; ``None`` if the
-    output is none of that.
-    """
-    token, kv_head, head_dim = wanted
-    if tuple(output.shape) == (kv_head, token, head_dim):
-        return output.transpose(0, 1)
-    if output.shape[0] != token or output.numel() != token * kv_head * head_dim:
-        return None
-    return output.reshape(wanted)
-
-
-@contextmanager
-def _unrotated_keys(module: Any) -> Iterator[dict[int, torch.Tensor]]:
-    """Watch keys before they are rotated, in forward passes of one row.
-
-    Yields:
-        A dictionary that each forward pass fills: layer number to keys, as the layer's key
-        projection or norm gives them. Empty for a model without separate key projections.
-    """
-    seen: dict[int, torch.Tensor] = {}
-    handles = []
-    for layer in module.modules():
-        # A norm of the keys comes after their projection and before rotation.
-        last = getattr(layer, "k_norm", None) or getattr(layer, "k_proj", None)
-        number = getattr(layer, "layer_idx", None)
-        if last is None or number is None:
-            continue
-
-        def note(_: Any, __: Any, output: torch.Tensor, number: int = number) -> None:
-            seen[number] = output.detach()[0]
-
-        handles.append(last.register_forward_hook(note))
-    try:
-        yield seen
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
-def rotated_from_unrotated(
-    keys: torch.Tensor, table: RotaryTable | None, positions: torch.Tensor
-) -> torch.Tensor:
-    """The paper's own form: rotate keys that have no position yet (Chunked RoPE, Theorem 6).
-
-    Args:
-        keys: ``[token, kv_head, head_dim]`` before rotation.
-        table: The layer's table, ``None`` for a layer without positions.
-        positions: Where the tokens shall stand, int64 [token].
-
-    Returns:
-        float32 ``[token, kv_head, head_dim]``.
-    """
-    keys = keys.float()
-    if table is None:
-        return keys
-    spec = table.spec
-    # Keys at position 0 are turned by nothing, but already have YaRN's magnitude.
-    at_zero = keys.clone()
-    at_zero[..., : spec.rotary_dim] *= spec.attention_factor
-    cos, sin = table.moves(torch.zeros_like(positions), positions)
-    return rotate(at_zero, cos, sin, interleaved=spec.interleaved, rotary_dim=spec.rotary_dim)
+    tokens = [probe_token(model.vocab_size)] * PROBE_TOKENS
+    return cache, prefill_unrotated(model, runner, cache, tokens)
 
 
 def _unrotated_error(
-    written: torch.Tensor, unrotated: Sequence[torch.Tensor] | None, tables: LayerTables
+    written: torch.Tensor, unrotated: torch.Tensor | None, tables: LayerTables
 ) -> float | None:
-    """``written`` keys ``[layer, token, kv_head, head_dim]`` against the paper's own form."""
+    """Keys ``written`` by the model against the paper's own form of those before rotation.
+
+    Both are ``[layer, token, kv_head, head_dim]``.
+    """
     if unrotated is None:
         return None
     errors = []
     for keys, before, table in zip(written, unrotated, tables, strict=True):
         positions = torch.arange(keys.shape[0], device=keys.device)
-        expected = rotated_from_unrotated(before.to(keys.device), table, positions)
+        expected = rotated_at(before.to(keys.device), table, positions)
         scale = float(keys.float().abs().max()) or 1.0
         errors.append(float((keys.float() - expected).abs().max()) / scale)
     return max(errors)
