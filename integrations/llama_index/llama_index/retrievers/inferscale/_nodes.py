@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypeAlias
 
 from llama_index.core.schema import (
     BaseNode,
+    Document,
     MetadataMode,
     NodeRelationship,
     NodeWithScore,
@@ -24,10 +25,11 @@ __all__ = [
     "HANDLE_KEY",
     "HASH_KEY",
     "Mode",
+    "document_of",
     "fact_node",
     "node_digest",
     "node_fact",
-    "scored_node",
+    "scored_nodes",
 ]
 
 HANDLE_KEY = "inferscale"
@@ -71,13 +73,27 @@ def fact_node(fact: Fact, handle: FactHandle, mode: Mode = "handle") -> TextNode
     return node
 
 
-def scored_node(found: ScoredFact, handle: FactHandle, mode: Mode = "handle") -> NodeWithScore:
-    """What recall found, as retrievers return it: scored by similarity where it is known.
+def scored_nodes(
+    found: Sequence[ScoredFact], handles: Sequence[FactHandle], mode: Mode = "handle"
+) -> list[NodeWithScore]:
+    """What recall found, as retrievers return it.
 
-    Postprocessors cut by similarity; the fused score only orders.
+    Scored by similarity, by which postprocessors cut; by the fused score, which only orders,
+    where a fact was found by its words alone.
     """
-    score = found.score if found.similarity is None else found.similarity
-    return NodeWithScore(node=fact_node(found.fact, handle, mode), score=score)
+    similar = all(fact.similarity is not None for fact in found)
+    return [
+        NodeWithScore(
+            node=fact_node(scored.fact, handle, mode),
+            score=scored.similarity if similar else scored.score,
+        )
+        for scored, handle in zip(found, handles, strict=True)
+    ]
+
+
+def document_of(node: BaseNode) -> str | None:
+    """The id of the document that a chunk is from; a document that was not cut is its own."""
+    return node.ref_doc_id or (node.doc_id if isinstance(node, Document) else None)
 
 
 def node_digest(node: BaseNode) -> str:
@@ -93,14 +109,12 @@ def node_fact(node: BaseNode) -> NewFact | None:
     text = _text(node)
     if not text:
         return None
-    document = node.ref_doc_id
+    document = document_of(node)
     metadata = {**_plain(node.metadata), HASH_KEY: node_digest(node)}
     metadata.pop(HANDLE_KEY, None)
     if document is not None:
         metadata[DOCUMENT_KEY] = document
-    return NewFact(
-        text=text, conversation_id=document or "", source=document, metadata=metadata
-    )
+    return NewFact(text=text, conversation_id=document or "", source=document, metadata=metadata)
 
 
 def _text(node: BaseNode) -> str:

@@ -16,11 +16,12 @@ from llama_index.core.schema import (
     QueryBundle,
     TransformComponent,
 )
-from llama_index.retrievers.inferscale._nodes import Mode, scored_node
+from llama_index.retrievers.inferscale._nodes import Mode, scored_nodes
+from llama_index.retrievers.inferscale._store import as_memory
 from llama_index.retrievers.inferscale.ingestion import InferScaleIngestion, ingest
 
 from inferscale_sdk import AsyncMemory, ConfigurationError, Memory
-from inferscale_sdk.bridge import Ids, merge_ids, shared_memory
+from inferscale_sdk.bridge import Ids, merge_ids
 
 __all__ = ["InferScaleRetriever"]
 
@@ -154,18 +155,7 @@ class InferScaleRetriever(BaseRetriever):
             threshold=self.threshold,
             **self._ids,
         )
-        handles = self._memory.mint(found)
-        return [
-            scored_node(fact, handle, self.mode)
-            for fact, handle in zip(found, handles, strict=True)
-        ]
+        return scored_nodes(found, self._memory.mint(found), self.mode)
 
     async def _aretrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
         return await asyncio.to_thread(self._retrieve, query_bundle)
-
-
-def as_memory(memory: Memory | AsyncMemory | None) -> Memory:
-    """The memory that was given, or the process's own."""
-    if memory is None:
-        return shared_memory()
-    return memory.unwrap() if isinstance(memory, AsyncMemory) else memory

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,15 +13,17 @@ from llama_index.retrievers.inferscale._nodes import (
     DOCUMENT_KEY,
     HASH_KEY,
     Mode,
+    document_of,
     fact_node,
     node_digest,
     node_fact,
 )
+from llama_index.retrievers.inferscale._store import as_memory, store_id
 
 from inferscale_sdk import AsyncMemory, Fact, Memory
 from inferscale_sdk.bridge import Ids, object_ids
 
-__all__ = ["InferScaleIngestion", "ingest", "store_id"]
+__all__ = ["InferScaleIngestion", "ingest"]
 
 CHUNK_TOKENS = 200
 _PAGE = 200
@@ -55,8 +56,6 @@ class InferScaleIngestion(TransformComponent):
     _memory: Memory = PrivateAttr()
 
     def __init__(self, memory: Memory | AsyncMemory | None = None, **kwargs: Any) -> None:
-        from llama_index.retrievers.inferscale.base import as_memory
-
         core = as_memory(memory)
         super().__init__(**{**kwargs, "store": store_id(core)})
         self._memory = core
@@ -87,17 +86,12 @@ def ingest(
     for step in transformations or [SentenceSplitter(chunk_size=CHUNK_TOKENS, chunk_overlap=0)]:
         nodes = step(nodes)
     stored = _stored(memory, nodes, ids, mode)
-    kept = {(node.ref_doc_id, node_digest(node)) for node in nodes}
+    kept = {(document_of(node), node_digest(node)) for node in nodes}
     for page in _pages(list(dict.fromkeys(document.doc_id for document in documents))):
         for fact in _mine(memory, ids, {DOCUMENT_KEY: {"in": page}}):
             if _identity(fact) not in kept:
                 memory.delete(fact.id, **ids)
     return list(stored)
-
-
-def store_id(memory: Memory) -> str:
-    """What tells one store from another, without telling its secret."""
-    return hashlib.sha256(b"inferscale-store-id\0" + memory.store.secret).hexdigest()[:16]
 
 
 def _stored(memory: Memory, nodes: Sequence[BaseNode], ids: Ids, mode: Mode) -> list[BaseNode]:
@@ -107,13 +101,13 @@ def _stored(memory: Memory, nodes: Sequence[BaseNode], ids: Ids, mode: Mode) -> 
         known |= {_identity(f): f for f in _mine(memory, ids, {HASH_KEY: {"in": page}})}
     new = {}
     for node in nodes:
-        identity = (node.ref_doc_id, node_digest(node))
+        identity = (document_of(node), node_digest(node))
         fact = None if identity in known else node_fact(node)
         if fact is not None:
             new.setdefault(identity, fact)
     added = memory.add_facts(list(new.values()), **ids)
     known |= {_identity(fact): fact for fact in added}
-    facts = [known.get((node.ref_doc_id, node_digest(node))) for node in nodes]
+    facts = [known.get((document_of(node), node_digest(node))) for node in nodes]
     there = list({fact.id: fact for fact in facts if fact is not None}.values())
     handles = memory.mint(there)
     return [fact_node(f, handle, mode) for f, handle in zip(there, handles, strict=True)]
