@@ -6,6 +6,7 @@ Each is exact, or refused with a reason and served as text.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ pytest.importorskip("transformers")
 
 from inferscale_sdk import TransformersEngine  # noqa: E402
 from inferscale_sdk.engines.base import Sampling  # noqa: E402
+from inferscale_sdk.engines.transformers import proving  # noqa: E402
 from inferscale_sdk.prompt.base import EncodePlan, PlannedSegment, PromptPlan  # noqa: E402
 from inferscale_sdk.protocol import CaptureSpan, EncodeOp  # noqa: E402
 from inferscale_sdk.types import InjectionStatus  # noqa: E402
@@ -204,6 +206,39 @@ def test_a_wrong_base_never_reaches_an_answer(make: Make, family: str) -> None:
     assert "rotary parameters" in engine.info().reason
     answer = engine.generate(prompt_plan(engine, (0, 1)), ANSWER)
     assert answer.report.status is InjectionStatus.TEXT
+
+
+FAULTS: dict[str, Callable[[Any], Any]] = {
+    "pairing": lambda spec: replace(spec, interleaved=not spec.interleaved),
+    "scaling": lambda spec: replace(spec, frequencies=tuple(f / 2 for f in spec.frequencies)),
+    "channels": lambda spec: replace(spec, rotary_dim=8, frequencies=spec.frequencies[:4]),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("family", ["llama llama3", "qwen3", "gemma3"])
+def test_a_wrong_rotation_never_reaches_an_answer(
+    make: Make, family: str, fault: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = proving.layer_specs
+
+    def wrong(*args: Any) -> list[Any]:
+        return [spec and FAULTS[fault](spec) for spec in read(*args)]
+
+    monkeypatch.setattr(proving, "layer_specs", wrong)
+    engine = make(*EXACT[family])
+    assert engine.info().probe.status == "text_only"
+    answer = engine.generate(prompt_plan(engine, (0, 1)), ANSWER)
+    assert answer.report.status is InjectionStatus.TEXT
+
+
+def test_layers_in_the_wrong_order_never_reach_an_answer(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Gemma 3's layers turn by two bases; what belongs to one must not be given to another."""
+    read = proving.layer_specs
+    monkeypatch.setattr(proving, "layer_specs", lambda *args: read(*args)[1:] + read(*args)[:1])
+    assert make(*EXACT["gemma3"]).info().probe.status == "text_only"
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])

@@ -88,12 +88,13 @@ class Core:
 
     def keep(self, cache: Cache, prompt: Sequence[int], span: CaptureSpan) -> Reason:
         """Store a computed span of a prompt as a segment; the reason if that failed."""
-        data = read(cache, span.start, span.stop)
-        digest = token_digest(prompt[span.start : span.stop])
         try:
+            data = read(cache, span.start, span.stop)
+            digest = token_digest(prompt[span.start : span.stop])
             self.store.put(Segment(span.key, data, span.start, digest))
-        except StoreError as error:
-            log.warning("segment not stored: %s", error)
+        except Exception as error:  # a capture that fails costs no answer
+            expected = isinstance(error, StoreError)
+            log.warning("segment not stored: %s", error, exc_info=None if expected else error)
             self.count("failed_captures")
             return Reason.STORE_FAILED
         self.count("captured_segments")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -105,6 +106,8 @@ class Runtime:
                     max_batch=self._options.max_batch,
                     prefill_chunk_tokens=self._options.prefill_chunk_tokens,
                 )
+                # An engine that was dropped without being closed leaves no thread behind.
+                weakref.finalize(self, self._scheduler.close)
             return self._core
 
     def describe(self) -> EngineInfo:

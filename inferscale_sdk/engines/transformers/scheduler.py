@@ -1,7 +1,7 @@
 """The thread that owns the model.
 
-Each turn computes one chunk of the oldest prompt and one token of every answer under way, so that
-a long prompt holds nobody up for longer than a chunk takes.
+Each turn computes one chunk of one prompt and one token of every answer under way, so that a long
+prompt holds nobody up for longer than a chunk takes.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import logging
 import threading
 from collections import deque
 from dataclasses import dataclass
+from itertools import chain
 from queue import Empty, SimpleQueue
 
 from inferscale_sdk.engines.transformers.batch import Batch
@@ -125,19 +126,24 @@ class Scheduler:
             _fail([job], error)
 
     def _start_prefill(self) -> bool:
-        """Begin with the oldest job that waits; false if there is none or no room for it."""
-        if not self._waiting:
+        """Begin with the next job; false if there is none or no room for it."""
+        job = self._next()
+        if job is None:
             return False
-        full = sum(map(len, self._batches)) >= self._max_batch
-        if full and self._waiting[0].generates:
-            return False
-        job = self._waiting.popleft()
+        self._waiting.remove(job)
         try:
             self._prefill = _Prefill(job, job.begin(self._core))
         except Exception as error:
             _fail([job], error)
             return False
         return True
+
+    def _next(self) -> Job | None:
+        """The oldest job that may begin, answers before encodings: nobody waits for those."""
+        full = sum(map(len, self._batches)) >= self._max_batch
+        asked = () if full else (job for job in self._waiting if job.generates)
+        encodings = (job for job in self._waiting if not job.generates)
+        return next(chain(asked, encodings), None)
 
     def _join(self, job: GenerateJob, cache: Cache) -> None:
         if self._batches and self._core.injects:
