@@ -10,7 +10,7 @@ import contextlib
 import json
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
@@ -209,12 +209,12 @@ class _Handler(BaseHTTPRequestHandler):
             return
         answered = self.server.owner.receive(self.path, body)
         words = WORDS[: body.get("max_tokens", 16)]
+        chat = self.path.endswith("chat/completions")
         if body.get("stream"):
-            self._stream(answered, words)
+            self._stream(answered, words, _delta if chat else _text)
             return
         text = "".join(words)
         reason = "stop" if len(words) == len(WORDS) else "length"
-        chat = self.path.endswith("chat/completions")
         said: JSONObject = {"message": {"role": "assistant", "content": text}}
         choice = {"index": 0, "finish_reason": reason, **(said if chat else {"text": text})}
         usage = self.server.owner.usage(answered, len(words))
@@ -244,14 +244,14 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(data)
 
-    def _stream(self, answered: _Answered, words: Sequence[str]) -> None:
+    def _stream(self, answered: _Answered, words: Sequence[str], event: _Event) -> None:
         self.send_response(200)
         self.send_header("Content-Type", "text/event-stream")
         self.send_header("Transfer-Encoding", "chunked")
         self.end_headers()
         owner = self.server.owner
         try:
-            for data in self._events(answered, words):
+            for data in self._events(answered, words, event):
                 self._chunk(f"data: {data}\n\n".encode())
                 time.sleep(owner.faults.delay_s)
         except _CutError:
@@ -263,16 +263,16 @@ class _Handler(BaseHTTPRequestHandler):
         with contextlib.suppress(OSError):
             self._chunk(b"")
 
-    def _events(self, answered: _Answered, words: Sequence[str]) -> Iterator[str]:
+    def _events(self, answered: _Answered, words: Sequence[str], event: _Event) -> Iterator[str]:
         faults = self.server.owner.faults
-        yield _delta({"role": "assistant", "content": ""})
+        yield event({"role": "assistant", "content": ""}, None)
         for i, word in enumerate(words):
             if faults.break_stream_after == i:
                 raise _CutError
             if faults.error_in_stream_after == i:
                 yield json.dumps({"error": {"message": "told to fail", "code": 500}})
-            yield _delta({"content": word})
-        yield _delta({}, "stop" if len(words) == len(WORDS) else "length")
+            yield event({"content": word}, None)
+        yield event({}, "stop" if len(words) == len(WORDS) else "length")
         usage = self.server.owner.usage(answered, len(words))
         yield json.dumps({"choices": [], "usage": usage})
         yield "[DONE]"
@@ -282,9 +282,19 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.flush()
 
 
+_Event = Callable[[JSONObject, str | None], str]
+"""Makes one event of a stream from a delta and a reason to stop."""
+
+
 class _CutError(Exception):
     """Cut the connection here."""
 
 
-def _delta(delta: JSONObject, finish_reason: str | None = None) -> str:
+def _delta(delta: JSONObject, finish_reason: str | None) -> str:
     return json.dumps({"choices": [{"index": 0, "delta": delta, "finish_reason": finish_reason}]})
+
+
+def _text(delta: JSONObject, finish_reason: str | None) -> str:
+    """The same for a text completion."""
+    text = delta.get("content", "")
+    return json.dumps({"choices": [{"index": 0, "text": text, "finish_reason": finish_reason}]})

@@ -40,20 +40,19 @@ class Turn:
 
     Args:
         request: The bridge's side.
-        payload: Keyword arguments for the client of openai.
+        asked: Keyword arguments for the client of openai, as the application wants them.
     """
 
     request: BridgedRequest
-    payload: dict[str, Any]
+    asked: dict[str, Any]
 
-    @classmethod
-    def of(cls, request: BridgedRequest, payload: Mapping[str, Any]) -> Turn:
-        """``payload`` with what ``request`` carries laid over it."""
-        body = deep_merge(payload.get("extra_body"), request.extra_body)
-        sent = {**payload, "messages": request.messages}
+    def payload(self) -> dict[str, Any]:
+        """The arguments with what the request carries laid over them."""
+        body = deep_merge(self.asked.get("extra_body"), self.request.extra_body)
+        sent = {**self.asked, "messages": self.request.messages}
         if body:
             sent["extra_body"] = body
-        return cls(request, sent)
+        return sent
 
 
 def split_call(kwargs: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -211,7 +211,7 @@ class ChatInferScale(BaseChatOpenAI):
             )
         except ContextOverflow as error:
             raise ChatOverflowError(error.n_tokens, error.limit, "recall or say less") from error
-        return Turn.of(request, payload)
+        return Turn(request, payload)
 
     def _get_request_payload(
         self, input_: LanguageModelInput, *, stop: list[str] | None = None, **kwargs: Any
@@ -220,7 +220,7 @@ class ChatInferScale(BaseChatOpenAI):
         if turn is None:
             turn = self._open(self._convert_input(input_).to_messages(), stop, kwargs)
         flow = {k: v for k, v in kwargs.items() if k in ("stream", "stream_options")}
-        return {**turn.payload, **flow}
+        return {**turn.payload(), **flow}
 
     # -- whole answers ---------------------------------------------------------------------
 
@@ -262,7 +262,7 @@ class ChatInferScale(BaseChatOpenAI):
         plan = turn.request.plan
         if plan is None or not plan.segments or not is_worth_a_retry(error):
             raise error
-        return Turn.of(self.bridge.retry_as_text(turn.request, error), turn.payload)
+        return Turn(self.bridge.retry_as_text(turn.request, error), turn.asked)
 
     def _create_chat_result(
         self,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import openai
 from llama_index.core.base.llms.types import (
@@ -77,6 +78,9 @@ class InferScaleLLM(OpenAILike):
 
     _bridge: ChatBridge = PrivateAttr()
     _on_report: OnReport | None = PrivateAttr(default=None)
+    _aclients: WeakKeyDictionary[asyncio.AbstractEventLoop, openai.AsyncOpenAI] = PrivateAttr(
+        default_factory=WeakKeyDictionary
+    )
 
     def __init__(
         self,
@@ -132,6 +136,32 @@ class InferScaleLLM(OpenAILike):
     def without_memory(self) -> InferScaleLLM:
         """This model without memory, for rerankers: they are shown the texts beside the handles."""
         return self.model_copy(update={"use_memory": False})
+
+    # -- clients ---------------------------------------------------------------------------
+
+    def _get_aclient(self) -> openai.AsyncOpenAI:
+        """One client per event loop: engines start loops of their own, and connections belong to
+        the one they were made in."""
+        if self._aclient is not None or not self.reuse_client:
+            return super()._get_aclient()
+        loop = asyncio.get_running_loop()
+        client = self._aclients.get(loop)
+        if client is None:
+            client = openai.AsyncOpenAI(**self._get_credential_kwargs(is_async=True))
+            self._aclients[loop] = client
+        return client
+
+    def close(self) -> None:
+        """Close the connections of calls that wait; the memory stays open."""
+        if self._client is not None:
+            self._client.close()
+
+    async def aclose(self) -> None:
+        """Close the connections of the running event loop, and those of calls that wait."""
+        client = self._aclients.pop(asyncio.get_running_loop(), None)
+        if client is not None:
+            await client.close()
+        self.close()
 
     # -- what is sent ----------------------------------------------------------------------
 

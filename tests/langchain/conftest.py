@@ -1,0 +1,203 @@
+"""LangChain objects on a fake server (units) and on the real one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from langchain_core.callbacks import BaseCallbackHandler
+from langchain_core.outputs import LLMResult
+
+from inferscale_sdk.engines.vllm import VLLMEngine
+from inferscale_sdk.ingest.windows import PrecedingTurns
+from inferscale_sdk.memory import Memory
+from inferscale_sdk.testing.fake_embedder import FakeEmbedder
+from inferscale_sdk.testing.fake_server import FakeServer
+from inferscale_sdk.testing.fake_tokenizer import FakeTokenizer
+from langchain_inferscale import ChatInferScale
+
+FACTS = {
+    "ann": [
+        "I live in Lisbon with my sister Ines",
+        "My dog is called Pepper and hates rain",
+        "I am allergic to peanuts",
+        "On Mondays I play chess at the club",
+    ],
+    "bob": ["My locker code is 4711", "I live in Oslo"],
+}
+
+
+@pytest.fixture(autouse=True)
+def no_openai_settings(monkeypatch):
+    """Keys of another service, which must never be used."""
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-of-another-service")
+    monkeypatch.setenv("OPENAI_API_BASE", "http://127.0.0.1:9/another-service")
+
+
+# -- fake --------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def server() -> Iterator[FakeServer]:
+    with FakeServer() as running:
+        yield running
+
+
+@pytest.fixture
+def make_memory(tmp_path: Path, server: FakeServer) -> Iterator[Callable[..., Memory]]:
+    """Makes memories on one folder and the fake server."""
+    made: list[tuple[Memory, VLLMEngine]] = []
+
+    def make(**options: Any) -> Memory:
+        engine = VLLMEngine(server.base_url, tokenizer=FakeTokenizer(), timeout_seconds=5.0)
+        settings = {
+            "path": tmp_path / "memory",
+            "embedder": FakeEmbedder(),
+            "window": PrecedingTurns(4, 4),
+            "background": False,
+        } | options
+        made.append((Memory(engine, **settings), engine))
+        return made[-1][0]
+
+    yield make
+    for memory, engine in made:
+        memory.close()
+        engine.close()
+
+
+@pytest.fixture
+def memory(make_memory) -> Memory:
+    """Facts of Ann and Bob, encoded on the fake server."""
+    memory = make_memory()
+    fill(memory)
+    assert memory.wait_encoded(10)
+    return memory
+
+
+def fill(memory: Memory) -> None:
+    for user, facts in FACTS.items():
+        for fact in facts:
+            memory.add(fact, user_id=user)
+
+
+@pytest.fixture
+def marker(memory: Memory) -> Callable[..., str]:
+    """The marker of the fact that holds a word."""
+
+    def of(word: str, user_id: str = "ann") -> str:
+        return find_marker(memory, word, user_id)
+
+    return of
+
+
+def find_marker(memory: Memory, word: str, user_id: str) -> str:
+    facts = [f for f in memory.get_all(user_id=user_id) if word in f.text]
+    return memory.mint(facts)[0].marker
+
+
+@pytest.fixture
+def prompts(server: FakeServer) -> Callable[[], list[str]]:
+    """The texts of all prompts the fake server was given, controls left out."""
+
+    def read() -> list[str]:
+        bodies = [*server.bodies("/v1/chat/completions"), *server.bodies("/v1/completions")]
+        operations = [(b.get("kv_transfer_params") or {}).get("inferscale") or {} for b in bodies]
+        return [
+            prompt_of(body, FakeTokenizer())
+            for body, operation in zip(bodies, operations, strict=True)
+            if operation.get("op") in (None, "inject")
+        ]
+
+    return read
+
+
+def prompt_of(body: dict[str, Any], tokenizer: Any) -> str:
+    ids = (body.get("kv_transfer_params") or {}).get("prompt_token_ids") or body.get("prompt")
+    if ids is None:
+        return json.dumps(body["messages"])
+    return ids if isinstance(ids, str) else tokenizer.decode(ids)
+
+
+# -- real --------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def real_memory(engine, tmp_path_factory) -> Iterator[Memory]:
+    """Facts of Ann and Bob on the real server, encoded."""
+    with Memory(engine, path=tmp_path_factory.mktemp("langchain-memory")) as memory:
+        fill(memory)
+        assert memory.wait_encoded(120)
+        yield memory
+
+
+@dataclass
+class Wire:
+    """What went over the wire to the real server, and clients that record it."""
+
+    engine: VLLMEngine
+    bodies: list[dict[str, Any]] = field(default_factory=list)
+    reports: list[dict[str, Any]] = field(default_factory=list)
+
+    def prompts(self) -> list[str]:
+        """The exact texts the model was given."""
+        return [prompt_of(body, self.engine.tokenizer) for body in self.bodies]
+
+    def clear(self) -> None:
+        self.bodies.clear()
+        self.reports.clear()
+
+    def with_memory(self) -> list[dict[str, Any]]:
+        """The reports of requests that carried facts."""
+        return [report for report in self.reports if report["fact_ids"]]
+
+    def record(self, request: httpx.Request) -> None:
+        self.bodies.append(json.loads(request.content))
+
+    async def arecord(self, request: httpx.Request) -> None:
+        self.record(request)
+
+
+class _Reports(BaseCallbackHandler):
+    """Collects the report of every model call, however deep in a chain."""
+
+    def __init__(self, wire: Wire) -> None:
+        self._wire = wire
+
+    def on_llm_end(self, response: LLMResult, **_: Any) -> None:
+        for generations in response.generations:
+            for generation in generations:
+                message = getattr(generation, "message", None)
+                info = message.response_metadata if message else generation.generation_info
+                if info and "inferscale" in info:
+                    self._wire.reports.append(info["inferscale"])
+
+
+@pytest.fixture
+def wire(engine) -> Wire:
+    return Wire(engine)
+
+
+@pytest.fixture
+async def make_chat(real_memory, wire):
+    """Makes chat models on the real server whose requests and reports are recorded."""
+    sync = httpx.Client(event_hooks={"request": [wire.record]})
+    async_ = httpx.AsyncClient(event_hooks={"request": [wire.arecord]})
+
+    def make(kind: Any = ChatInferScale, **options: Any) -> Any:
+        settings = {"temperature": 0, "max_tokens": 24} | options
+        return kind(
+            memory=real_memory,
+            http_client=sync,
+            http_async_client=async_,
+            callbacks=[_Reports(wire)],
+            **settings,
+        )
+
+    yield make
+    sync.close()
+    await async_.aclose()
