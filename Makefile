@@ -1,6 +1,7 @@
 # make setup   build .venv (client) and .venv-vllm (server); does nothing when they are up to date
 # make demo    a real model on a real vLLM server, memory as text against memory as KV
 # make test    the whole test suite, client and server side
+# make models the model matrix, slow; writes docs/models.md
 # make lint    ruff, mypy, import contracts
 # make docs    run every example of README and docs
 # make clean   remove both environments and caches
@@ -32,7 +33,7 @@ PIP_FLAGS := -qq --disable-pip-version-check --no-input --root-user-action=ignor
 export INFERSCALE_SERVER_PYTHON ?= $(CURDIR)/$(SERVER)/bin/python
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: setup demo test lint docs clean
+.PHONY: setup demo test models lint docs clean
 .DELETE_ON_ERROR:
 
 setup: $(CLIENT_STAMP) $(SERVER_STAMP)
@@ -72,6 +73,9 @@ demo: setup
 test: setup
 	$(CLIENT)/bin/python -m pytest tests -m "not connector and $(NOT_HERE)" $(ARGS)
 	$(SERVER)/bin/python -m pytest tests/vllm_connector -m "connector and $(NOT_HERE)" $(ARGS)
+
+models: setup
+	INFERSCALE_RECORD_MODELS=1 $(SERVER)/bin/python -m pytest tests/vllm_connector/test_matrix.py -m connector $(ARGS)
 
 lint: $(CLIENT_STAMP)
 	$(CLIENT)/bin/ruff check .

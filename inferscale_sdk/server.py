@@ -15,14 +15,19 @@ from typing import Any
 from inferscale_sdk.config import settings
 from inferscale_sdk.errors import ConfigurationError
 
-__all__ = ["ServerCommand", "find_server_python", "server_command"]
+__all__ = ["ServerCommand", "connector_name", "find_server_python", "server_command"]
 
 SERVER_ENVIRONMENT = ".venv-vllm"
 """The server's virtual environment, looked for beside the client's."""
 
 CONNECTOR = "InferScaleConnector"
+TEXT_CONNECTOR = "InferScaleTextConnector"
 CONNECTOR_MODULE = "inferscale_sdk.vllm_connector.connector"
 
+_RECURRENT_LAYERS = frozenset(
+    {"linear_attention", "mamba", "mamba2", "recurrent", "conv", "hybrid"}
+)
+_RECURRENT_FIELDS = ("mamba_", "ssm_", "linear_num_", "linear_key_", "conv_L_cache")
 _SMALL_MACHINE_CPUS = 8
 
 ServerCommand = tuple[list[str], dict[str, str]]
@@ -95,7 +100,10 @@ def server_command(
     if connector:
         config = {"host_bytes": host_bytes, "disk_path": disk_path and str(disk_path)}
         given = {key: value for key, value in config.items() if value is not None}
-        argv += ["--kv-transfer-config", _transfer_config({**given, **(connector_config or {})})]
+        argv += [
+            "--kv-transfer-config",
+            _transfer_config(connector_name(model), {**given, **(connector_config or {})}),
+        ]
     return [*argv, *extra], _environment(
         model, on_cpu=on_cpu, kv_cache_gib=kv_cache_gib, threads=threads, secret=secret
     )
@@ -132,10 +140,27 @@ def find_server_python() -> Path:
     )
 
 
-def _transfer_config(extra: Mapping[str, Any]) -> str:
+def connector_name(model: str | Path) -> str:
+    """The connector for ``model``: models with recurrent state need one of their own in vLLM.
+
+    Judged by the ``config.json`` of a local folder; a model's name gets the usual connector.
+    """
+    try:
+        config = json.loads((Path(model) / "config.json").read_text())
+    except (OSError, ValueError):
+        return CONNECTOR
+    config = config.get("text_config") or config
+    kinds = set(config.get("layer_types") or config.get("layers_block_type") or ())
+    recurrent = any(kind in _RECURRENT_LAYERS for kind in kinds) or any(
+        str(name).startswith(_RECURRENT_FIELDS) for name in config
+    )
+    return TEXT_CONNECTOR if recurrent else CONNECTOR
+
+
+def _transfer_config(name: str, extra: Mapping[str, Any]) -> str:
     return json.dumps(
         {
-            "kv_connector": CONNECTOR,
+            "kv_connector": name,
             "kv_role": "kv_both",
             "kv_connector_module_path": CONNECTOR_MODULE,
             # vLLM's default fails the request; ours must end in the answer text would have given.

@@ -18,6 +18,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorMetadata,
     KVConnectorRole,
     KVConnectorWorkerMetadata,
+    SupportsHMA,
 )
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
     from vllm.v1.outputs import KVConnectorOutput
     from vllm.v1.request import Request
 
-__all__ = ["InferScaleConnector"]
+__all__ = ["InferScaleConnector", "InferScaleTextConnector"]
 
 log = logging.getLogger(__name__)
 
@@ -86,6 +87,7 @@ class InferScaleConnector(KVConnectorBase_V1):  # type: ignore[misc]
     """Stores facts' KV as the engine computes it and injects it anywhere in later prompts."""
 
     _cache_hit_source = CacheHitSource.HOST
+    text_only_reason = ""
 
     def __init__(
         self,
@@ -108,6 +110,7 @@ class InferScaleConnector(KVConnectorBase_V1):  # type: ignore[misc]
                 identity,
                 rank=parallel.rank,
                 world_size=parallel.world_size,
+                text_only_reason=self.text_only_reason,
             )
 
     @property
@@ -203,3 +206,21 @@ class InferScaleConnector(KVConnectorBase_V1):  # type: ignore[misc]
     def shutdown(self) -> None:
         if self.worker is not None:
             self.worker.close()
+
+
+class InferScaleTextConnector(InferScaleConnector, SupportsHMA):  # type: ignore[misc]
+    """For models with recurrent state: every operation is answered, memory is served as text.
+
+    vLLM runs such models with its hybrid cache manager only, which keeps several caches of
+    different kinds; a fact's share of a recurrent state cannot be cut out and moved.
+    """
+
+    text_only_reason = (
+        "the model has layers with recurrent state (Mamba or linear attention), which mixes all "
+        "tokens before it; a fact's share cannot be stored and moved on its own"
+    )
+
+    def request_finished_all_groups(
+        self, request: Request, block_ids: tuple[list[int], ...]
+    ) -> tuple[bool, dict[str, Any] | None]:
+        return self.request_finished(request, block_ids[0] if block_ids else [])

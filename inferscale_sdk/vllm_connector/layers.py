@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 __all__ = ["LayerStack", "slots_of"]
 
+MUTED = -1e4  # as a logit: no share left, and finite, which kernels like better than infinity
+
 CaptureHook = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor], None]
 
 
@@ -113,6 +115,24 @@ class LayerStack:
             module.impl.do_kv_cache_update, "unwrapped", module.impl.do_kv_cache_update
         )
         update(module, keys, values, module.kv_cache, slots)
+
+    @property
+    def has_sinks(self) -> bool:
+        """Whether attention sinks take a share that depends on how many tokens there are."""
+        return any(getattr(m.impl, "sinks", None) is not None for m in self.modules)
+
+    def mute_sinks(self) -> Callable[[], None]:
+        """Give the sinks no weight; returns what puts them back."""
+        impls = [m.impl for m in self.modules if getattr(m.impl, "sinks", None) is not None]
+        kept = [impl.sinks for impl in impls]
+        for impl in impls:
+            impl.sinks = torch.full_like(impl.sinks, MUTED)
+
+        def restore() -> None:
+            for impl, sinks in zip(impls, kept, strict=True):
+                impl.sinks = sinks
+
+        return restore
 
     def watch(self, hook: CaptureHook) -> None:
         """Call ``hook(layer, keys, values, slots)`` whenever the engine fills its cache."""

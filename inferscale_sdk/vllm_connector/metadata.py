@@ -78,6 +78,8 @@ class Commands(KVConnectorMetadata):  # type: ignore[misc]
     loads: tuple[LoadPlan, ...] = ()
     captures: tuple[CaptureStep, ...] = ()
     drop_captures: tuple[str, ...] = ()
+    n_requests: int = 0
+    """Requests that compute something in this step."""
     idle: bool = False
     """No request computes anything in this step: the worker may wait a moment for its reads."""
 

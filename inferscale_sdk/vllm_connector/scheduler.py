@@ -233,6 +233,7 @@ class SchedulerHalf:
             loads=tuple(core.loads),
             captures=captures,
             drop_captures=tuple(self._over),
+            n_requests=len(output.num_scheduled_tokens),
             idle=output.total_num_scheduled_tokens == 0,
         )
         core.forget.clear()

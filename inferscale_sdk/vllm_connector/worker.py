@@ -22,6 +22,7 @@ from inferscale_sdk.vllm_connector.loader import Loader
 from inferscale_sdk.vllm_connector.metadata import (
     PROBE_KEY,
     Captured,
+    CaptureStep,
     Commands,
     Hello,
     Loaded,
@@ -59,7 +60,9 @@ class WorkerHalf:
         *,
         rank: int,
         world_size: int,
+        text_only_reason: str = "",
     ) -> None:
+        self._text_only_reason = text_only_reason
         self._config = config
         self._vllm_config = vllm_config
         self._identity = identity
@@ -82,6 +85,7 @@ class WorkerHalf:
         self._commands = Commands()
         self._report = WorkerReport()
         self._failed_blocks: set[int] = set()
+        self._restore_sinks: Callable[[], None] = _nothing
         self._stack: LayerStack | None = None
         self._recorder: Recorder | None = None
         self._loader: Loader | None = None
@@ -90,6 +94,8 @@ class WorkerHalf:
     def register(self, kv_caches: dict[str, torch.Tensor]) -> None:
         """The engine's caches exist now: look at the model, and watch its layers."""
         try:
+            if self._text_only_reason:
+                raise IncompatibleModel(self._text_only_reason)
             hf_config = _with_theta(self._identity.hf_config, self._config.rope_theta)
             self._stack = LayerStack.from_engine(self._vllm_config, kv_caches, hf_config)
         except IncompatibleModel as error:
@@ -123,7 +129,22 @@ class WorkerHalf:
         if self._recorder is not None:
             for request_id in commands.drop_captures:
                 self._recorder.drop(request_id)
-            self._recorder.arm(commands.captures)
+            self._recorder.arm(self._fit_for_probe(commands))
+
+    def _fit_for_probe(self, commands: Commands) -> tuple[CaptureStep, ...]:
+        """The captures of this step, without a probe that would not be a fair one.
+
+        An attention sink's share shrinks as tokens get more, so identical tokens no longer have
+        identical values. Without sinks they do; but sinks may be muted only while the probe is
+        the only request.
+        """
+        if self._stack is None or not self._stack.has_sinks:
+            return commands.captures
+        fair = commands.n_requests == 1
+        probes = [step for step in commands.captures if _is_probe(step)]
+        if probes and fair:
+            self._restore_sinks = self._stack.mute_sinks()
+        return tuple(s for s in commands.captures if fair or not _is_probe(s))
 
     def load(self) -> None:
         """Carry out the load plans; a failure concerns its own request alone."""
@@ -148,6 +169,8 @@ class WorkerHalf:
     def end(self) -> None:
         """The forward is over: keep what was captured, forget, evict, start and collect reads."""
         commands = self._commands
+        self._restore_sinks()
+        self._restore_sinks = _nothing
         self._finish_captures()
         for key in commands.forget:
             self._report.forgotten.append((key, self._forget(key)))
@@ -275,6 +298,14 @@ class WorkerHalf:
 
     def _count(self, name: str) -> None:
         self._report.counters[name] = self._report.counters.get(name, 0) + 1
+
+
+def _nothing() -> None:
+    return None
+
+
+def _is_probe(step: CaptureStep) -> bool:
+    return any(span.key.startswith(PROBE_KEY) for span in step.spans)
 
 
 def _with_theta(hf_config: Mapping[str, Any], theta: float | None) -> Mapping[str, Any]:

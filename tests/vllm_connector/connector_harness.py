@@ -42,6 +42,7 @@ from inferscale_sdk.protocol import (
     SegmentRef,
     salt_suffix,
 )
+from inferscale_sdk.server import connector_name
 
 BLOCK = 128
 
@@ -231,7 +232,7 @@ def start_harness(
         "max_num_seqs": 16,
         "seed": 0,
         "kv_transfer_config": {
-            "kv_connector": "InferScaleConnector",
+            "kv_connector": connector_name(model),
             "kv_role": "kv_both",
             "kv_load_failure_policy": "recompute",
             "kv_connector_module_path": "inferscale_sdk.vllm_connector.connector",
