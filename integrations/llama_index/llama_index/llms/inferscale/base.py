@@ -18,6 +18,7 @@ from llama_index.core.base.llms.types import (
     CompletionResponseGen,
 )
 from llama_index.core.bridge.pydantic import Field, PrivateAttr
+from llama_index.llms.inferscale._clients import recorded
 from llama_index.llms.inferscale._stream import acarried, carried
 from llama_index.llms.inferscale._turn import Turn, attached_handles, split_call, worth_a_retry
 from llama_index.llms.openai.utils import to_openai_message_dicts
@@ -139,17 +140,20 @@ class InferScaleLLM(OpenAILike):
 
     # -- clients ---------------------------------------------------------------------------
 
+    def _get_client(self) -> openai.OpenAI:
+        return recorded(super()._get_client())
+
     def _get_aclient(self) -> openai.AsyncOpenAI:
-        """One client per event loop: engines start loops of their own, and connections belong to
-        the one they were made in."""
         if self._aclient is not None or not self.reuse_client:
-            return super()._get_aclient()
+            return recorded(super()._get_aclient())
+        # One per event loop: engines start loops of their own, and connections belong to the one
+        # they were made in.
         loop = asyncio.get_running_loop()
         client = self._aclients.get(loop)
         if client is None:
             client = openai.AsyncOpenAI(**self._get_credential_kwargs(is_async=True))
             self._aclients[loop] = client
-        return client
+        return recorded(client)
 
     def close(self) -> None:
         """Close the connections of calls that wait; the memory stays open."""

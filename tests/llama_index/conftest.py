@@ -1,0 +1,90 @@
+"""The adapters on a fake server: everything but the model is real."""
+
+from __future__ import annotations
+
+import os
+
+# Before anything imports mem0.
+os.environ["MEM0_TELEMETRY"] = "False"
+os.environ.setdefault("ANONYMIZED_TELEMETRY", "False")
+
+import pytest
+
+pytest.importorskip("llama_index.core", reason="make setup installs llama-index-core")
+
+from llama_index.llms.inferscale import InferScaleLLM
+
+from inferscale_sdk.engines.vllm import VLLMEngine
+from inferscale_sdk.ingest.windows import PrecedingTurns
+from inferscale_sdk.memory import Memory
+from inferscale_sdk.testing.fake_embedder import FakeEmbedder
+from inferscale_sdk.testing.fake_server import FakeServer
+from inferscale_sdk.testing.fake_tokenizer import FakeTokenizer
+
+FACTS = ["Ann lives in Lisbon", "Ann's dog is called Pepper", "Ann is allergic to peanuts"]
+
+
+@pytest.fixture
+def server():
+    with FakeServer() as running:
+        yield running
+
+
+@pytest.fixture
+def make_memory(tmp_path, server):
+    """Makes memories on one folder and one server."""
+    made = []
+
+    def make(**options) -> Memory:
+        engine = VLLMEngine(server.base_url, tokenizer=FakeTokenizer(), timeout_seconds=5.0)
+        settings = {
+            "path": tmp_path / "memory",
+            "embedder": FakeEmbedder(),
+            "window": PrecedingTurns(4, 4),
+            "background": False,
+        } | options
+        memory = Memory(engine, **settings)
+        made.append((memory, engine))
+        return memory
+
+    yield make
+    for memory, engine in made:
+        memory.close()
+        engine.close()
+
+
+@pytest.fixture
+def memory(make_memory) -> Memory:
+    """Facts of Ann and one of Bob, encoded."""
+    memory = make_memory()
+    for fact in FACTS:
+        memory.add(fact, user_id="ann", run_id="earlier")
+    memory.add("Bob's code is 4711", user_id="bob")
+    assert memory.wait_encoded(10)
+    return memory
+
+
+@pytest.fixture
+def marker(memory):
+    """The marker of the fact that holds a word."""
+
+    def of(word: str, user_id: str = "ann") -> str:
+        facts = [f for f in memory.get_all(user_id=user_id) if word in f.text]
+        return memory.mint(facts)[0].marker
+
+    return of
+
+
+@pytest.fixture
+async def make_llm(memory):
+    """Makes models on the memory; their connections are closed in the test's event loop."""
+    made = []
+
+    def make(**options) -> InferScaleLLM:
+        llm = InferScaleLLM(memory, **({"max_retries": 0} | options))
+        made.append(llm)
+        return llm
+
+    yield make
+    for llm in made:
+        await llm.aclose()
