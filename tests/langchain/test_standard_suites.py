@@ -53,10 +53,14 @@ class TestChatModelUnit(ChatModelUnitTests):
 
 
 class _ForcedTools(ChatInferScale):
-    """Takes the choice of a tool from the model: wherever one may be called, one must be."""
+    """Takes the choice of a tool from the model: wherever one may be called, one must be.
+
+    ``strict`` has the server hold the arguments to the tool's schema as well.
+    """
 
     def bind_tools(self, tools: Any, *, tool_choice: Any = None, **kwargs: Any) -> Any:
-        return super().bind_tools(tools, tool_choice=tool_choice or "required", **kwargs)
+        options = {"strict": True, **{k: v for k, v in kwargs.items() if v is not None}}
+        return super().bind_tools(tools, tool_choice=tool_choice or "required", **options)
 
 
 @pytest.mark.engine
@@ -75,9 +79,13 @@ class TestChatModelIntegration(ChatModelIntegrationTests):
             "memory": self.memory,
             "user_id": "ann",
             "temperature": 0,
-            "max_tokens": 100,
+            "max_tokens": 300,
             "seed": 1,
         }
+
+    @property
+    def model_override_value(self) -> str:
+        return "smollm2"
 
     @property
     def supports_json_mode(self) -> bool:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import openai
 from langchain_core.messages import AIMessage, AIMessageChunk
 from langchain_core.outputs import ChatGenerationChunk, ChatResult
 
-__all__ = ["keep_chunk_extras", "keep_extras"]
+__all__ = ["dumped", "keep_chunk_extras", "keep_extras"]
 
 _KNOWN_RESPONSE = frozenset(
     {
@@ -18,6 +19,14 @@ _KNOWN_RESPONSE = frozenset(
 )  # fmt: skip
 _KNOWN_CHOICE = frozenset({"delta", "finish_reason", "index", "logprobs", "message", "text"})
 _REASONING = ("reasoning_content", "reasoning")
+
+
+def dumped(response: openai.BaseModel) -> dict[str, Any]:
+    """A response as plain values, without what structured output was parsed into."""
+    values: dict[str, Any] = response.model_dump(
+        exclude={"choices": {"__all__": {"message": {"parsed"}}}}, warnings=False
+    )
+    return values
 
 
 def keep_extras(result: ChatResult, response: Mapping[str, Any]) -> None:

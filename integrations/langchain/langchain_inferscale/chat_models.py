@@ -15,7 +15,8 @@ from langchain_core.language_models.base import LangSmithParams
 from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
 from langchain_core.outputs import ChatGenerationChunk, ChatResult
 from langchain_core.runnables import Runnable, RunnableConfig
-from langchain_inferscale._extras import keep_chunk_extras, keep_extras
+from langchain_core.utils.pydantic import is_pydantic_v1_subclass
+from langchain_inferscale._extras import dumped, keep_chunk_extras, keep_extras
 from langchain_inferscale._scope import run_ids
 from langchain_inferscale._setup import bridge_of, client_values
 from langchain_inferscale._stream import StreamTail
@@ -186,9 +187,7 @@ class ChatInferScale(BaseChatOpenAI):
         **kwargs: Any,
     ) -> AsyncIterator[AIMessageChunk]:
         """Async twin of :meth:`stream`."""
-        async for chunk in super().astream(
-            input, config, stop=stop, **with_config(config, kwargs)
-        ):
+        async for chunk in super().astream(input, config, stop=stop, **with_config(config, kwargs)):
             yield chunk
 
     # -- the request -----------------------------------------------------------------------
@@ -206,7 +205,8 @@ class ChatInferScale(BaseChatOpenAI):
                 payload["messages"],
                 handles=attached_handles(messages, ours.get("handles")),
                 fields=payload,
-                inject=self.inject,
+                # Another model, such as a LoRA adapter, has KV of its own.
+                inject=self.inject and payload["model"] == self.bridge.engine.info().model,
                 **call_ids(self, kwargs, run_ids()),
             )
         except ContextOverflow as error:
@@ -270,7 +270,7 @@ class ChatInferScale(BaseChatOpenAI):
         generation_info: dict[str, Any] | None = None,
     ) -> ChatResult:
         result = super()._create_chat_result(response, generation_info)
-        keep_extras(result, response if isinstance(response, dict) else response.model_dump())
+        keep_extras(result, response if isinstance(response, dict) else dumped(response))
         return result
 
     def _finish(self, turn: Turn, result: ChatResult) -> ChatResult:
@@ -388,14 +388,18 @@ class ChatInferScale(BaseChatOpenAI):
         self,
         schema: Any = None,
         *,
-        method: Literal["function_calling", "json_mode", "json_schema"] = "json_schema",
+        method: Literal["function_calling", "json_mode", "json_schema"] | None = None,
         **kwargs: Any,
     ) -> Runnable[LanguageModelInput, Any]:
         """See ``BaseChatOpenAI.with_structured_output``.
 
         The default is ``json_schema``: the server guides decoding by the schema, which needs no
-        tool parser and holds small models to it as well.
+        tool parser and holds small models to it as well. Models of pydantic's first version have
+        no such schema and go by ``function_calling``.
         """
+        if method is None:
+            old = isinstance(schema, type) and is_pydantic_v1_subclass(schema)
+            method = "function_calling" if old else "json_schema"
         return super().with_structured_output(schema, method=method, **kwargs)
 
 

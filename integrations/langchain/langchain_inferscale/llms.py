@@ -155,7 +155,8 @@ class InferScaleLLM(BaseOpenAI):
             prompt,
             handles=ours.get("handles") or (),
             fields={**params, "extra_body": body},
-            inject=self.inject,
+            # Another model, such as a LoRA adapter, has KV of its own.
+            inject=self.inject and params["model"] == self.bridge.engine.info().model,
             **call_ids(self, kwargs, run_ids()),
         )
         ours_body = dict(request.extra_body)
