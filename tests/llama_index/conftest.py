@@ -12,6 +12,7 @@ import pytest
 
 pytest.importorskip("llama_index.core", reason="make setup installs llama-index-core")
 
+from llama_index.core.memory import Memory as CoreMemory
 from llama_index.llms.inferscale import InferScaleLLM
 
 from inferscale_sdk.engines.vllm import VLLMEngine
@@ -88,3 +89,19 @@ async def make_llm(memory):
     yield make
     for llm in made:
         await llm.aclose()
+
+
+@pytest.fixture
+async def make_core_memory():
+    """Makes LlamaIndex's own memory, and closes its database, which it does not do itself."""
+    made = []
+
+    def make(**options) -> CoreMemory:
+        chat = CoreMemory.from_defaults(**options)
+        made.append(chat)
+        return chat
+
+    yield make
+    for chat in made:
+        if chat.sql_store._async_engine is not None:
+            await chat.sql_store._async_engine.dispose()

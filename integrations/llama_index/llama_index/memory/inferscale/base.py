@@ -8,7 +8,7 @@ from typing import Any, Literal
 from uuid import uuid4
 
 from llama_index.core.base.llms.types import ChatMessage, MessageRole
-from llama_index.core.bridge.pydantic import Field, PrivateAttr
+from llama_index.core.bridge.pydantic import Field, PrivateAttr, field_serializer
 from llama_index.core.llms.llm import LLM
 from llama_index.core.memory.types import BaseChatStoreMemory
 from llama_index.core.storage.chat_store import BaseChatStore, SimpleChatStore
@@ -160,6 +160,17 @@ class InferScaleMemory(BaseChatStoreMemory):
         self._binding = binding
 
     # -- serialised form -------------------------------------------------------------------
+
+    @field_serializer("chat_store")
+    def serialize_courses_in_order(self, chat_store: BaseChatStore) -> dict[str, Any]:
+        """The chat store; overrides the base class, whose way fails with pydantic 2.14."""
+        if type(chat_store) is not SimpleChatStore:
+            return {**chat_store.model_dump(), "class_name": chat_store.class_name()}
+        store = {
+            key: [message.model_dump(mode="json") for message in messages]
+            for key, messages in chat_store.store.items()
+        }
+        return {"store": store, "class_name": chat_store.class_name()}
 
     @classmethod
     def from_dict(cls, data: dict[str, Any], **kwargs: Any) -> InferScaleMemory:
