@@ -10,8 +10,11 @@ from typing import Any
 
 import httpx
 import pytest
+from langchain.agents.middleware import AgentMiddleware, ModelResponse
 from langchain_core.callbacks import BaseCallbackHandler
+from langchain_core.messages import AIMessage, ToolMessage
 from langchain_core.outputs import LLMResult
+from langchain_inferscale import ChatInferScale
 
 from inferscale_sdk.engines.vllm import VLLMEngine
 from inferscale_sdk.ingest.windows import PrecedingTurns
@@ -19,7 +22,6 @@ from inferscale_sdk.memory import Memory
 from inferscale_sdk.testing.fake_embedder import FakeEmbedder
 from inferscale_sdk.testing.fake_server import FakeServer
 from inferscale_sdk.testing.fake_tokenizer import FakeTokenizer
-from langchain_inferscale import ChatInferScale
 
 FACTS = {
     "ann": [
@@ -201,3 +203,27 @@ async def make_chat(real_memory, wire):
     yield make
     sync.close()
     await async_.aclose()
+
+
+class Script(AgentMiddleware):
+    """Calls a tool on the first model call of a turn, as a bigger model would by itself."""
+
+    def __init__(self, name: str, **args: Any) -> None:
+        super().__init__()
+        self._call = {"name": name, "args": args, "id": "call-1"}
+
+    def _answer(self, request: Any) -> ModelResponse | None:
+        if isinstance(request.messages[-1], ToolMessage):
+            return None
+        return ModelResponse(result=[AIMessage("", tool_calls=[self._call])])
+
+    def wrap_model_call(self, request: Any, handler: Any) -> Any:
+        return self._answer(request) or handler(request)
+
+    async def awrap_model_call(self, request: Any, handler: Any) -> Any:
+        return self._answer(request) or await handler(request)
+
+
+@pytest.fixture
+def script() -> type[Script]:
+    return Script

@@ -11,9 +11,9 @@ from langchain_core.documents import BaseDocumentCompressor, Document
 from langchain_core.prompts import ChatPromptTemplate, PromptTemplate
 from langchain_core.retrievers import BaseRetriever
 from langchain_core.runnables import RunnablePassthrough
+from langchain_inferscale import ChatInferScale, InferScaleRetriever, as_handles, as_text
 
 from inferscale_sdk import NamespaceError
-from langchain_inferscale import ChatInferScale, InferScaleRetriever, as_handles, as_text
 
 MARKER = re.compile(r"\[\[ifs:[0-9a-z]+\]\]")
 
@@ -38,8 +38,7 @@ def test_text_is_for_rerankers(retriever):
     assert "Pepper" in found[0].page_content
     assert MARKER.fullmatch(found[0].metadata["inferscale"])
     assert as_handles(found) == [
-        Document(page_content=d.metadata["inferscale"], metadata=d.metadata, id=d.id)
-        for d in found
+        Document(page_content=d.metadata["inferscale"], metadata=d.metadata, id=d.id) for d in found
     ]
     other = Document(page_content="no fact")
     assert as_handles([other]) == [other]
