@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -39,6 +39,27 @@ def no_openai_settings(monkeypatch):
     """Keys of another service, which must never be used."""
     monkeypatch.setenv("OPENAI_API_KEY", "sk-of-another-service")
     monkeypatch.setenv("OPENAI_API_BASE", "http://127.0.0.1:9/another-service")
+
+
+@pytest.fixture(autouse=True)
+async def closed_clients(monkeypatch) -> AsyncIterator[None]:
+    """The async clients that openai and LangChain leave open, closed in the loop they belong to."""
+    from langchain_openai.chat_models import _client_utils
+
+    made: list[httpx.AsyncClient] = []
+    make = httpx.AsyncClient.__init__
+
+    def remember(self: httpx.AsyncClient, *args: Any, **kwargs: Any) -> None:
+        make(self, *args, **kwargs)
+        if type(self) is not httpx.AsyncClient:
+            made.append(self)
+
+    monkeypatch.setattr(httpx.AsyncClient, "__init__", remember)
+    _client_utils._cached_async_httpx_client.cache_clear()
+    yield
+    for client in made:
+        await client.aclose()
+    _client_utils._cached_async_httpx_client.cache_clear()
 
 
 # -- fake --------------------------------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 
 import httpx
@@ -126,11 +125,17 @@ def test_an_async_memory_serves_as_well(memory, marker):
             x, config={"configurable": {"user_id": "ann"}}
         ),
         lambda m, x: list(m.stream(x, config={"configurable": {"user_id": "ann"}}))[-2],
-        lambda m, x: asyncio.run(m.ainvoke(x, config={"configurable": {"user_id": "ann"}})),
     ],
 )
 def test_the_user_may_be_named_in_the_call_or_its_configuration(shared, marker, call):
     assert facts(call(shared, ask(marker("dog"))))
+
+
+async def test_async_calls_see_the_configuration_as_well(shared, marker):
+    config = {"configurable": {"user_id": "ann"}}
+    assert facts(await shared.ainvoke(ask(marker("dog")), config=config))
+    *_, end, _ = [chunk async for chunk in shared.astream(ask(marker("dog")), config=config)]
+    assert facts(end)
 
 
 def test_handles_without_a_user_are_a_clear_error(shared, marker):

@@ -18,6 +18,8 @@ _KNOWN_RESPONSE = frozenset(
     }
 )  # fmt: skip
 _KNOWN_CHOICE = frozenset({"delta", "finish_reason", "index", "logprobs", "message", "text"})
+PROVIDER = "inferscale"
+"""In place of ``openai``, whose content blocks know no ``reasoning_content``."""
 _REASONING = ("reasoning_content", "reasoning")
 
 
@@ -31,7 +33,8 @@ def dumped(response: openai.BaseModel) -> dict[str, Any]:
 
 def keep_extras(result: ChatResult, response: Mapping[str, Any]) -> None:
     """Further fields of a whole response: into ``response_metadata``; reasoning to the message."""
-    result.llm_output = {**(result.llm_output or {}), **_extra(response, _KNOWN_RESPONSE)}
+    said = _extra(response, _KNOWN_RESPONSE)
+    result.llm_output = {**(result.llm_output or {}), **said, "model_provider": PROVIDER}
     for generation, choice in zip(result.generations, response["choices"], strict=True):
         generation.generation_info = {
             **(generation.generation_info or {}),
@@ -42,6 +45,8 @@ def keep_extras(result: ChatResult, response: Mapping[str, Any]) -> None:
 
 def keep_chunk_extras(generation: ChatGenerationChunk, chunk: Mapping[str, Any]) -> None:
     """The same for one chunk of a stream."""
+    if "model_provider" in generation.message.response_metadata:
+        generation.message.response_metadata["model_provider"] = PROVIDER
     for choice in (chunk.get("choices") or [])[:1]:
         if extra := _extra(choice, _KNOWN_CHOICE):
             generation.generation_info = {**(generation.generation_info or {}), **extra}
