@@ -7,10 +7,10 @@ import sys
 
 from langchain.agents import create_agent
 from langchain_core.messages import HumanMessage
-from langchain_inferscale import ChatInferScale, InferScaleMemoryMiddleware
 from langgraph.checkpoint.sqlite import SqliteSaver
 
 from inferscale_sdk import Memory, VLLMEngine
+from langchain_inferscale import ChatInferScale, InferScaleMemoryMiddleware
 
 
 def main() -> None:

@@ -14,7 +14,6 @@ from langchain.agents.middleware import AgentMiddleware, ModelResponse
 from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.messages import AIMessage, ToolMessage
 from langchain_core.outputs import LLMResult
-from langchain_inferscale import ChatInferScale
 
 from inferscale_sdk.engines.vllm import VLLMEngine
 from inferscale_sdk.ingest.windows import PrecedingTurns
@@ -22,6 +21,7 @@ from inferscale_sdk.memory import Memory
 from inferscale_sdk.testing.fake_embedder import FakeEmbedder
 from inferscale_sdk.testing.fake_server import FakeServer
 from inferscale_sdk.testing.fake_tokenizer import FakeTokenizer
+from langchain_inferscale import ChatInferScale
 
 FACTS = {
     "ann": [

@@ -29,6 +29,9 @@ from langchain_core.prompts import ChatPromptTemplate, MessagesPlaceholder, Prom
 from langchain_core.runnables import RunnableLambda, RunnablePassthrough
 from langchain_core.runnables.history import RunnableWithMessageHistory
 from langchain_core.tools import create_retriever_tool
+
+from inferscale_sdk import Memory
+from inferscale_sdk.demo.counters import EXTERNAL_HITS, read_counter, settled_counter
 from langchain_inferscale import (
     InferScaleLLM,
     InferScaleMemory,
@@ -40,9 +43,6 @@ from langchain_inferscale import (
     as_text,
     create_search_memory_tool,
 )
-
-from inferscale_sdk import Memory
-from inferscale_sdk.demo.counters import EXTERNAL_HITS, read_counter, settled_counter
 
 pytestmark = [
     pytest.mark.engine,

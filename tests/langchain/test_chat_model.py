@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 
 import httpx
-import langchain_inferscale
 import openai
 import pytest
 from langchain_core.caches import InMemoryCache
@@ -20,10 +19,11 @@ from langchain_core.messages import (
     ToolMessage,
 )
 from langchain_core.runnables import RunnableLambda
-from langchain_inferscale import ChatInferScale
 
 import integrations.langchain as alias
+import langchain_inferscale
 from inferscale_sdk import AsyncMemory, ConfigurationError, ContextOverflow, NamespaceError
+from langchain_inferscale import ChatInferScale
 
 
 @pytest.fixture

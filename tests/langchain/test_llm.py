@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from langchain_core.prompts import PromptTemplate
 from langchain_core.runnables import RunnablePassthrough
-from langchain_inferscale import InferScaleLLM, InferScaleRetriever, as_text
 
 from inferscale_sdk import NamespaceError
+from langchain_inferscale import InferScaleLLM, InferScaleRetriever, as_text
 
 PATH = "/v1/completions"
 

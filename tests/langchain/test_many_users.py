@@ -28,6 +28,7 @@ def secrets_memory(engine, tmp_path_factory):
 
 async def test_every_request_carries_its_own_segments_only(secrets_memory, engine, wire):
     import httpx
+
     from langchain_inferscale import ChatInferScale, InferScaleRetriever, as_text
 
     retriever = InferScaleRetriever(memory=secrets_memory, k=2)

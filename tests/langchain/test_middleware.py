@@ -9,6 +9,9 @@ import pytest
 from langchain.agents import create_agent
 from langchain_core.language_models.fake_chat_models import GenericFakeChatModel
 from langchain_core.messages import AIMessage, HumanMessage
+from langgraph.checkpoint.memory import InMemorySaver
+
+from inferscale_sdk import NamespaceError
 from langchain_inferscale import (
     ChatInferScale,
     InferScaleMemoryMiddleware,
@@ -18,9 +21,6 @@ from langchain_inferscale import (
     create_remember_tool,
     create_search_memory_tool,
 )
-from langgraph.checkpoint.memory import InMemorySaver
-
-from inferscale_sdk import NamespaceError
 
 
 @dataclass

@@ -11,9 +11,9 @@ from langchain_core.documents import BaseDocumentCompressor, Document
 from langchain_core.prompts import ChatPromptTemplate, PromptTemplate
 from langchain_core.retrievers import BaseRetriever
 from langchain_core.runnables import RunnablePassthrough
-from langchain_inferscale import ChatInferScale, InferScaleRetriever, as_handles, as_text
 
 from inferscale_sdk import NamespaceError
+from langchain_inferscale import ChatInferScale, InferScaleRetriever, as_handles, as_text
 
 MARKER = re.compile(r"\[\[ifs:[0-9a-z]+\]\]")
 

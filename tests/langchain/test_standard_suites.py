@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 from langchain_core.vectorstores import VectorStore
-from langchain_inferscale import ChatInferScale, InferScaleRetriever, InferScaleVectorStore
 from langchain_tests.integration_tests import (
     ChatModelIntegrationTests,
     RetrieversIntegrationTests,
@@ -23,6 +22,7 @@ from langchain_tests.integration_tests import (
 from langchain_tests.unit_tests import ChatModelUnitTests
 
 from inferscale_sdk import Memory
+from langchain_inferscale import ChatInferScale, InferScaleRetriever, InferScaleVectorStore
 
 BASE_URL = "http://127.0.0.1:8000"
 

@@ -8,12 +8,12 @@ import pytest
 from langchain.agents import create_agent
 from langchain_core.messages import HumanMessage
 from langchain_core.tools import tool
-from langchain_inferscale import ChatInferScale, InferScaleStore
 from langgraph.config import get_store
 from langgraph.store.base import GetOp, InvalidNamespaceError, PutOp, SearchOp
 from langgraph.store.memory import InMemoryStore
 
 from inferscale_sdk import NamespaceError
+from langchain_inferscale import ChatInferScale, InferScaleStore
 
 NS = ("memories", "ann")
 

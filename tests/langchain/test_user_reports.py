@@ -14,6 +14,11 @@ from langchain.agents import create_agent
 from langchain_classic.retrievers import ContextualCompressionRetriever, EnsembleRetriever
 from langchain_core.documents import BaseDocumentCompressor, Document
 from langchain_core.messages import HumanMessage
+from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.graph import END, START, MessagesState, StateGraph
+
+from inferscale_sdk.memory import Memory
+from inferscale_sdk.testing.fake_embedder import FakeEmbedder
 from langchain_inferscale import (
     ChatInferScale,
     InferScaleMemory,
@@ -24,11 +29,6 @@ from langchain_inferscale import (
     as_text,
     create_search_memory_tool,
 )
-from langgraph.checkpoint.memory import InMemorySaver
-from langgraph.graph import END, START, MessagesState, StateGraph
-
-from inferscale_sdk.memory import Memory
-from inferscale_sdk.testing.fake_embedder import FakeEmbedder
 
 pytestmark = pytest.mark.filterwarnings("ignore::langchain_core._api.LangChainDeprecationWarning")
 

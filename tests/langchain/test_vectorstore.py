@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from langchain_core.documents import Document
 from langchain_core.embeddings import DeterministicFakeEmbedding
-from langchain_inferscale import ChatInferScale, InferScaleVectorStore
 
 from inferscale_sdk import ConfigurationError
+from langchain_inferscale import ChatInferScale, InferScaleVectorStore
 
 DOCUMENTS = [
     Document(page_content="Tea is picked in spring", metadata={"topic": "tea", "page": 1}, id="a"),

@@ -5,10 +5,10 @@ from __future__ import annotations
 from langchain_core.messages import AIMessageChunk
 from langchain_core.messages.ai import UsageMetadata
 from langchain_core.outputs import ChatGenerationChunk
-from langchain_inferscale._turn import with_report
 
 from inferscale_sdk import InjectionReport
 from inferscale_sdk.bridge import BridgedRequest
+from langchain_inferscale._turn import with_report
 
 __all__ = ["StreamTail"]
 

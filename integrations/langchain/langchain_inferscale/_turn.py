@@ -9,11 +9,11 @@ from typing import Any
 import openai
 from langchain_core.messages import AIMessage, BaseMessage, ToolMessage
 from langchain_core.messages.ai import InputTokenDetails
-from langchain_inferscale._scope import ID_NAMES, Ids, config_ids, merge_ids, object_ids
-from langchain_inferscale.documents import HANDLE_KEY
 
 from inferscale_sdk import ConfigurationError, InjectionReport
 from inferscale_sdk.bridge import BridgedRequest, deep_merge, has_markers, report_metadata
+from langchain_inferscale._scope import ID_NAMES, Ids, config_ids, merge_ids, object_ids
+from langchain_inferscale.documents import HANDLE_KEY
 
 __all__ = [
     "CALL_KEY",

@@ -16,6 +16,11 @@ from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
 from langchain_core.outputs import ChatGenerationChunk, ChatResult
 from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.utils.pydantic import is_pydantic_v1_subclass
+from langchain_openai.chat_models.base import BaseChatOpenAI
+from pydantic import ConfigDict, Field, model_validator
+
+from inferscale_sdk import ContextOverflow
+from inferscale_sdk.bridge import ChatBridge, deep_merge
 from langchain_inferscale._extras import dumped, keep_chunk_extras, keep_extras
 from langchain_inferscale._scope import run_ids
 from langchain_inferscale._setup import bridge_of, client_values
@@ -30,11 +35,6 @@ from langchain_inferscale._turn import (
     with_config,
     with_report,
 )
-from langchain_openai.chat_models.base import BaseChatOpenAI
-from pydantic import ConfigDict, Field, model_validator
-
-from inferscale_sdk import ContextOverflow
-from inferscale_sdk.bridge import ChatBridge, deep_merge
 
 __all__ = ["ChatInferScale", "ChatOverflowError"]
 

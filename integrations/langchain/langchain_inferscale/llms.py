@@ -11,13 +11,13 @@ from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackMana
 from langchain_core.language_models import LanguageModelInput
 from langchain_core.outputs import Generation, GenerationChunk, LLMResult
 from langchain_core.runnables import RunnableConfig
-from langchain_inferscale._scope import run_ids
-from langchain_inferscale._setup import bridge_of, client_values
-from langchain_inferscale._turn import CALL_KEY, call_ids, split_call, with_config
 from langchain_openai.llms.base import BaseOpenAI
 from pydantic import ConfigDict, Field, model_validator
 
 from inferscale_sdk.bridge import BridgedRequest, ChatBridge, deep_merge, report_metadata
+from langchain_inferscale._scope import run_ids
+from langchain_inferscale._setup import bridge_of, client_values
+from langchain_inferscale._turn import CALL_KEY, call_ids, split_call, with_config
 
 __all__ = ["InferScaleLLM"]
 

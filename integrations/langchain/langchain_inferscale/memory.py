@@ -8,11 +8,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage
-from langchain_inferscale._scope import Ids, merge_ids, object_ids, run_ids
-from langchain_inferscale._setup import memory_of
 from pydantic import ConfigDict, Field, PrivateAttr
 
 from inferscale_sdk import Memory, MissingDependency
+from langchain_inferscale._scope import Ids, merge_ids, object_ids, run_ids
+from langchain_inferscale._setup import memory_of
 
 try:
     from langchain_classic.base_memory import BaseMemory

@@ -8,12 +8,12 @@ from typing import Any
 
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage
 from langchain_core.runnables.config import var_child_runnable_config
+
+from inferscale_sdk import AsyncMemory, Memory, MissingDependency, ScoredFact
 from langchain_inferscale._scope import Ids, merge_ids, object_ids, run_ids
 from langchain_inferscale._setup import memory_of
 from langchain_inferscale._turn import CALL_KEY
 from langchain_inferscale.chat_models import ChatInferScale
-
-from inferscale_sdk import AsyncMemory, Memory, MissingDependency, ScoredFact
 
 try:
     from langchain.agents.middleware.types import (

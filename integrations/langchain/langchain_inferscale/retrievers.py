@@ -10,12 +10,12 @@ from langchain_core.callbacks import CallbackManagerForRetrieverRun
 from langchain_core.documents import Document
 from langchain_core.retrievers import BaseRetriever
 from langchain_core.runnables import RunnableConfig
-from langchain_inferscale._scope import config_ids, merge_ids, object_ids, run_ids
-from langchain_inferscale._setup import memory_of
-from langchain_inferscale.documents import Mode, fact_document
 from pydantic import ConfigDict, Field
 
 from inferscale_sdk import Memory
+from langchain_inferscale._scope import config_ids, merge_ids, object_ids, run_ids
+from langchain_inferscale._setup import memory_of
+from langchain_inferscale.documents import Mode, fact_document
 
 __all__ = ["InferScaleRetriever"]
 

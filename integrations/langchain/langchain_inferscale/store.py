@@ -8,12 +8,11 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from inferscale_sdk import AsyncMemory, Fact, Memory, MissingDependency, NamespaceError
+from inferscale_sdk.types import NewFact
 from langchain_inferscale._scope import Ids, merge_ids, object_ids, run_ids
 from langchain_inferscale._setup import memory_of
 from langchain_inferscale._store_match import matches, namespace_matches, sort_key
-
-from inferscale_sdk import AsyncMemory, Fact, Memory, MissingDependency, NamespaceError
-from inferscale_sdk.types import NewFact
 
 try:
     from langgraph.store.base import (

@@ -6,11 +6,11 @@ from typing import Any
 
 from langchain_core.documents import Document
 from langchain_core.tools import BaseTool, StructuredTool
+
+from inferscale_sdk import AsyncMemory, Memory, ScoredFact
 from langchain_inferscale._scope import Ids, merge_ids, object_ids, run_ids
 from langchain_inferscale._setup import memory_of
 from langchain_inferscale.documents import Mode, as_text, fact_document
-
-from inferscale_sdk import AsyncMemory, Memory, ScoredFact
 
 __all__ = [
     "create_forget_tool",

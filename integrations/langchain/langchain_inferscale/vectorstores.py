@@ -10,14 +10,14 @@ from uuid import uuid4
 from langchain_core.documents import Document
 from langchain_core.embeddings import Embeddings
 from langchain_core.vectorstores import VectorStore
-from langchain_inferscale._embedding import LangChainEmbedder
-from langchain_inferscale._scope import Ids, merge_ids, object_ids, run_ids
-from langchain_inferscale._setup import memory_of
-from langchain_inferscale.retrievers import InferScaleRetriever
 
 from inferscale_sdk import AsyncMemory, Fact, Memory, ScoredFact, VLLMEngine
 from inferscale_sdk.config import settings
 from inferscale_sdk.types import NewFact
+from langchain_inferscale._embedding import LangChainEmbedder
+from langchain_inferscale._scope import Ids, merge_ids, object_ids, run_ids
+from langchain_inferscale._setup import memory_of
+from langchain_inferscale.retrievers import InferScaleRetriever
 
 __all__ = ["InferScaleVectorStore"]
 
