@@ -26,7 +26,7 @@ def test_500_facts_behind_windows_of_20(
         for conversation in range(N_CONVERSATIONS):
             memory.add(
                 [
-                    f"On visit {i} to shop {conversation} Mara bought {THINGS[i % 5]} for {i} euros."
+                    f"On visit {i} to shop {conversation} Mara got {THINGS[i % 5]} for {i} euros."
                     for i in range(N_FACTS // N_CONVERSATIONS)
                 ],
                 user_id="mara",
