@@ -193,6 +193,9 @@ def _environment(
         # each core; on a small machine that leaves next to nothing.
         env["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
         env["OMP_NUM_THREADS"] = str(threads or cpus)
+        # The client, the HTTP server and the scheduler need the same cores as the model: a thread
+        # that spins while it waits takes them away, and next to any other load it waits for ever.
+        env["OMP_WAIT_POLICY"] = "PASSIVE"
     return env
 
 
