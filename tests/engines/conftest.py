@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -89,3 +90,17 @@ def embed() -> Iterator[Callable[..., TransformersEngine]]:
     yield build
     for engine in opened:
         engine.close()
+
+
+@pytest.fixture
+def tell(
+    request: pytest.FixtureRequest, capsys: pytest.CaptureFixture[str]
+) -> Callable[[str, object], None]:
+    """Puts a measured figure into the test's record and onto the terminal."""
+
+    def say(what: str, figure: object) -> None:
+        request.node.user_properties.append((what, figure))
+        with capsys.disabled():
+            sys.stdout.write(f"\n{what}: {figure}")
+
+    return say

@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 import random
 import secrets
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -205,18 +204,6 @@ def agreement(one: list[str], other: list[str]) -> int:
 
 
 Tell = Callable[[str, object], None]
-
-
-@pytest.fixture
-def tell(record_property: Tell, capsys: pytest.CaptureFixture[str]) -> Tell:
-    """Puts a figure into the test's record and onto the terminal."""
-
-    def say(what: str, figure: object) -> None:
-        record_property(what, figure)
-        with capsys.disabled():
-            sys.stdout.write(f"\n{what}: {figure}")
-
-    return say
 
 
 def test_segments_agree(results: Results, tell: Tell) -> None:

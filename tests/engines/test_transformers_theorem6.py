@@ -95,14 +95,13 @@ def test_both_forms_agree_within_bf16_on_a_real_model(
     model_path: Path,
     embed: Callable[..., TransformersEngine],
     place: int,
-    record_property: Callable[[str, object], None],
+    tell: Callable[[str, object], None],
 ) -> None:
     moved, papers = both_forms(embed(model_path), place)
 
     difference = (moved - papers).abs()
     rms = float(difference.square().mean().sqrt() / papers.square().mean().sqrt())
-    record_property("largest", float(difference.max()))
-    record_property("rms", rms)
+    tell(f"moved to {place}, largest deviation and rms", (float(difference.max()), rms))
     # bfloat16 has units of 2**-8 of a number's size; the model rounds three times where it rotates,
     # moving rounds once more.
     assert float(difference.max()) <= 4 * 2**-8
