@@ -24,7 +24,11 @@ PAGES = [
     for page in [ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md"))]
     if BLOCK.search(page.read_text(encoding="utf-8"))
 ]
-EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+# Those of a framework's adapter run with the adapter's own tests.
+ADAPTERS = ("langchain_", "llama_index_")
+EXAMPLES = [
+    path for path in sorted((ROOT / "examples").glob("*.py")) if not path.name.startswith(ADAPTERS)
+]
 
 
 def name(path: Path) -> str:
