@@ -20,10 +20,8 @@ from langchain_classic.chains import ConversationalRetrievalChain, ConversationC
 from langchain_classic.chains.combine_documents import create_stuff_documents_chain
 from langchain_classic.chains.retrieval import create_retrieval_chain
 from langchain_classic.retrievers import ContextualCompressionRetriever, EnsembleRetriever
-from langchain_classic.retrievers.document_compressors import EmbeddingsFilter
 from langchain_core.chat_history import InMemoryChatMessageHistory
-from langchain_core.documents import Document
-from langchain_core.embeddings import DeterministicFakeEmbedding
+from langchain_core.documents import BaseDocumentCompressor, Document
 from langchain_core.messages import HumanMessage, SystemMessage
 from langchain_core.prompts import ChatPromptTemplate, MessagesPlaceholder, PromptTemplate
 from langchain_core.runnables import RunnableLambda, RunnablePassthrough
@@ -151,13 +149,18 @@ def ensemble_retriever(kit: Kit, question: str) -> Any:
     )
 
 
+class Reranker(BaseDocumentCompressor):
+    """Puts short texts first, in new documents without ids, as rerankers make them."""
+
+    def compress_documents(self, documents: Any, query: str, callbacks: Any = None) -> Any:
+        ordered = sorted(documents, key=lambda d: len(d.page_content))
+        return [Document(page_content=d.page_content, metadata=d.metadata) for d in ordered]
+
+
 @path
 def contextual_compression(kit: Kit, question: str) -> Any:
-    compressor = EmbeddingsFilter(
-        embeddings=DeterministicFakeEmbedding(size=8), similarity_threshold=None, k=3
-    )
     texts = InferScaleRetriever(memory=kit.memory, user_id="ann", k=3, mode="text")
-    chosen = ContextualCompressionRetriever(base_compressor=compressor, base_retriever=texts)
+    chosen = ContextualCompressionRetriever(base_compressor=Reranker(), base_retriever=texts)
     context = chosen | as_handles | as_text
     return ({"context": context, "input": RunnablePassthrough()} | RAG | kit.chat).invoke(question)
 
