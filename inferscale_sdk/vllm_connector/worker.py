@@ -167,15 +167,17 @@ class WorkerHalf:
         return Loaded(plan.request_id, plan.last - plan.first, keys)
 
     def end(self) -> None:
-        """The forward is over: keep what was captured, forget, evict, start and collect reads."""
+        """The forward is over: evict, keep what was captured, forget, start and collect reads."""
         commands = self._commands
         self._restore_sinks()
         self._restore_sinks = _nothing
+        # Before captures: these keys went before this step. One that was looked for in vain, and is
+        # therefore captured now, is among them.
+        for key in commands.evict:
+            self._resident.pop(key, None)
         self._finish_captures()
         for key in commands.forget:
             self._report.forgotten.append((key, self._forget(key)))
-        for key in commands.evict:
-            self._resident.pop(key, None)
         for key in commands.stage:
             self._start_read(key)
         self._collect_reads(wait=commands.idle)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from connector_harness import Harness
+from connector_harness import Harness, key_of
 
-from inferscale_sdk.protocol import ForgetOp, StatsOp
+from inferscale_sdk.protocol import ForgetOp, InjectOp, SegmentRef, StatsOp, salt_suffix
 
 
 @pytest.fixture
@@ -188,3 +188,21 @@ def test_preempted_requests_inject_again(harness, prose, monkeypatch) -> None:
     finally:
         pool.free_blocks(held)
     assert harness.scheduler._core.index.stats()["pinned_bytes"] == 0
+
+
+def test_a_preamble_looked_for_in_vain_is_kept_when_it_is_learned(harness, prose) -> None:
+    """Its absence was answered in the step before; what that evicts must not be the new one."""
+    prompt = prose[:430]
+    (fact,) = harness.encode(prompt[:400], [(50, 400)], tag="behind-a-preamble")
+    preamble = key_of("preamble", harness.fingerprint, prompt, 0, 50)
+    refs = (
+        SegmentRef(key=preamble, n_tokens=50, kind="preamble"),
+        SegmentRef(key=fact, n_tokens=350),
+    )
+    op = InjectOp(fingerprint=harness.fingerprint, segments=refs)
+    suffix = salt_suffix([preamble, fact])
+    first = harness.ask(prompt, op, salt=f"one:{suffix}", n=2)
+    assert first.answer["learned_keys"] == [preamble]
+    second = harness.ask(prompt, op, salt=f"two:{suffix}", n=2)
+    assert second.answer["loaded_keys"] == [preamble, fact]
+    assert second.n_cached == 400
