@@ -6,7 +6,7 @@ neither guesses at unknown versions, operations or fields.
 
 | op | what it asks | answer |
 |---|---|---|
-| ``inject`` | copy these segments into the cache, in order, from position 0 | :class:`InjectAnswer` |
+| ``inject`` | copy these segments into the cache, in order | :class:`InjectAnswer` |
 | ``encode`` | keep the KV of these spans of the prompt | :class:`EncodeAnswer` |
 | ``forget`` | drop these segments from every tier | :class:`ForgetAnswer` |
 | ``probe`` | prove the rotation on the loaded model | :class:`ProbeVerdict` |
