@@ -32,7 +32,7 @@ from inferscale_sdk.protocol import salt_suffix  # noqa: E402
 from inferscale_sdk.tiers.disk import DiskTier  # noqa: E402
 from inferscale_sdk.types import InjectionStatus  # noqa: E402
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(1200)]
 
 N_FACTS = 48
 GROUP = 8
