@@ -48,7 +48,8 @@ define new_environment
 endef
 
 # Each adapter is a distribution of its own, installed editable beside the core.
-ADAPTERS := -e 'integrations/langchain[agents,classic]' --group langchain
+ADAPTERS := -e 'integrations/langchain[agents,classic]' --group langchain \
+  -e integrations/llama_index --group llama-index
 
 $(CLIENT_STAMP): pyproject.toml Makefile $(wildcard integrations/*/pyproject.toml)
 	$(call new_environment,$(CLIENT))

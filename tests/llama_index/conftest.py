@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import tempfile
 
 # Before anything imports mem0.
 os.environ["MEM0_TELEMETRY"] = "False"
-os.environ.setdefault("ANONYMIZED_TELEMETRY", "False")
+os.environ["MEM0_DIR"] = tempfile.mkdtemp(prefix="mem0-")
 
 import pytest
 
