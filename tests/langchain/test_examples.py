@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
+import re
+import runpy
 from pathlib import Path
 
 import pytest
 
+from inferscale_sdk.bridge import shared
+from inferscale_sdk.config import settings
+
 pytestmark = pytest.mark.engine
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
+README = Path(__file__).parents[2] / "integrations" / "langchain" / "README.md"
 SAID = {
     "langchain_conversation": "statements are remembered",
     "langchain_retrieval": "tokens injected",
@@ -24,15 +27,15 @@ SAID = {
 
 
 @pytest.fixture
-def env(engine, tmp_path):
+def env(engine, tmp_path, monkeypatch):
     """As a user has it: the address of a server, and a folder of his own."""
-    return {
-        **os.environ,
-        "INFERSCALE_BASE_URL": engine.base_url,
-        "INFERSCALE_HOME": str(tmp_path / "home"),
-        "MPLBACKEND": "Agg",
-        "OMP_NUM_THREADS": "1",
-    }
+    monkeypatch.setenv("INFERSCALE_BASE_URL", engine.base_url)
+    monkeypatch.setenv("INFERSCALE_HOME", str(tmp_path / "home"))
+    settings.cache_clear()
+    yield
+    shared._close_all()
+    monkeypatch.undo()
+    settings.cache_clear()
 
 
 def test_every_example_is_run():
@@ -40,27 +43,27 @@ def test_every_example_is_run():
 
 
 @pytest.mark.parametrize("name", SAID)
-def test_example(name, env):
-    done = subprocess.run(
-        [sys.executable, str(EXAMPLES / f"{name}.py")],
-        env=env,
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert SAID[name] in done.stdout, done.stdout
+def test_example(name, env, capsys):
+    runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
+    assert SAID[name] in capsys.readouterr().out
+
+
+def test_readme(env, capsys):
+    """Its blocks, from top to bottom, are one program."""
+    text = README.read_text(encoding="utf-8")
+    namespace: dict[str, object] = {"__name__": "__main__"}
+    for match in re.finditer(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL):
+        code = "\n" * text[: match.start(1)].count("\n") + match[1]
+        exec(compile(code, str(README), "exec"), namespace)
+    assert "'fact_ids': ['f" in capsys.readouterr().out
 
 
 @pytest.mark.slow
-def test_notebook(env, tmp_path, monkeypatch):
+def test_notebook(env, tmp_path):
     """Its own assertions hold, and it draws one picture."""
     import nbformat
     from nbclient import NotebookClient
 
-    for name, value in env.items():
-        monkeypatch.setenv(name, value)
     notebook = nbformat.read(EXAMPLES / "langchain_ttft.ipynb", as_version=4)
     NotebookClient(notebook, timeout=280, kernel_name="python3").execute(cwd=str(tmp_path))
     outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -19,19 +19,16 @@ from llama_index.core.base.llms.types import (
 )
 from llama_index.core.bridge.pydantic import Field, PrivateAttr
 from llama_index.llms.inferscale._clients import recorded
+from llama_index.llms.inferscale._setup import bridge_to, client_key
 from llama_index.llms.inferscale._stream import acarried, carried
 from llama_index.llms.inferscale._turn import Turn, attached_handles, split_call, worth_a_retry
 from llama_index.llms.openai.utils import to_openai_message_dicts
 from llama_index.llms.openai_like import OpenAILike
 
-from inferscale_sdk import AsyncMemory, ConfigurationError, InjectionReport, Memory
-from inferscale_sdk.bridge import ChatBridge, deep_merge, shared_memory, sweep, sweep_text
-from inferscale_sdk.config import settings
+from inferscale_sdk import AsyncMemory, InjectionReport, Memory
+from inferscale_sdk.bridge import ChatBridge, deep_merge, sweep, sweep_text
 
 __all__ = ["InferScaleLLM"]
-
-_NO_KEY = "EMPTY"
-"""The client of openai insists on a key; a vLLM server without one ignores it."""
 
 OnReport = Callable[[InjectionReport], None]
 
@@ -94,7 +91,7 @@ class InferScaleLLM(OpenAILike):
         on_report: OnReport | None = None,
         **kwargs: Any,
     ) -> None:
-        bridge = _bridge_to(memory, api_base, api_key)
+        bridge = bridge_to(memory, api_base, api_key)
         if model is None or context_window is None:
             info = bridge.engine.info()
             model = model or info.model
@@ -105,7 +102,7 @@ class InferScaleLLM(OpenAILike):
             # Both are named, or the base class would read OPENAI_API_KEY and OPENAI_API_BASE and
             # send a key, or the conversation, where it does not belong.
             api_base=bridge.engine.base_url + "/v1",
-            api_key=api_key or settings().api_key or _NO_KEY,
+            api_key=client_key(api_key),
             **kwargs,
         )
         self._bridge = bridge
@@ -195,7 +192,7 @@ class InferScaleLLM(OpenAILike):
     ) -> Turn:
         ids, handles, rest = split_call(self, kwargs)
         fields = self._get_model_kwargs(**rest, **({"stream": True} if stream else {}))
-        plain = to_openai_message_dicts(list(messages), model=self.model)
+        plain: list[Any] = list(to_openai_message_dicts(list(messages), model=self.model))
         if not self.use_memory:
             plain, handles, messages = list(sweep(plain).messages), [], []
         request = self._bridge.open(
@@ -240,7 +237,8 @@ class InferScaleLLM(OpenAILike):
     # -- whole answers ---------------------------------------------------------------------
 
     def _chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
-        turn, send = self._open(messages, kwargs, stream=False), super()._chat
+        turn = self._open(messages, kwargs, stream=False)
+        send: Callable[..., ChatResponse] = super()._chat
         try:
             response = send(messages, **self._sent(turn))
         except openai.APIStatusError as error:
@@ -251,7 +249,7 @@ class InferScaleLLM(OpenAILike):
     async def _achat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
         # Store and tokenizer block; they must not hold up the event loop.
         turn = await asyncio.to_thread(self._open, messages, kwargs, stream=False)
-        send = super()._achat
+        send: Callable[..., Awaitable[ChatResponse]] = super()._achat
         try:
             response = await send(messages, **self._sent(turn))
         except openai.APIStatusError as error:
@@ -260,7 +258,8 @@ class InferScaleLLM(OpenAILike):
         return turn.with_report(response, await asyncio.to_thread(self._report, turn, response.raw))
 
     def _complete(self, prompt: str, **kwargs: Any) -> CompletionResponse:
-        turn, send = self._open_text(prompt, kwargs, stream=False), super()._complete
+        turn = self._open_text(prompt, kwargs, stream=False)
+        send: Callable[..., CompletionResponse] = super()._complete
         try:
             response = send(prompt, **self._sent(turn))
         except openai.APIStatusError as error:
@@ -270,7 +269,7 @@ class InferScaleLLM(OpenAILike):
 
     async def _acomplete(self, prompt: str, **kwargs: Any) -> CompletionResponse:
         turn = await asyncio.to_thread(self._open_text, prompt, kwargs, stream=False)
-        send = super()._acomplete
+        send: Callable[..., Awaitable[CompletionResponse]] = super()._acomplete
         try:
             response = await send(prompt, **self._sent(turn))
         except openai.APIStatusError as error:
@@ -281,7 +280,8 @@ class InferScaleLLM(OpenAILike):
     # -- streams ---------------------------------------------------------------------------
 
     def _stream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponseGen:
-        turn, send = self._open(messages, kwargs, stream=True), super()._stream_chat
+        turn = self._open(messages, kwargs, stream=True)
+        send: Callable[..., Generator[ChatResponse, None, None]] = super()._stream_chat
 
         def begin(turn: Turn) -> Generator[ChatResponse, None, None]:
             return send(messages, **self._sent(turn))
@@ -289,7 +289,8 @@ class InferScaleLLM(OpenAILike):
         return carried(turn, begin, self._again, self._report)
 
     def _stream_complete(self, prompt: str, **kwargs: Any) -> CompletionResponseGen:
-        turn, send = self._open_text(prompt, kwargs, stream=True), super()._stream_complete
+        turn = self._open_text(prompt, kwargs, stream=True)
+        send: Callable[..., Generator[CompletionResponse, None, None]] = super()._stream_complete
 
         def begin(turn: Turn) -> Generator[CompletionResponse, None, None]:
             return send(prompt, **self._sent(turn))
@@ -300,7 +301,7 @@ class InferScaleLLM(OpenAILike):
         self, messages: Sequence[ChatMessage], **kwargs: Any
     ) -> ChatResponseAsyncGen:
         turn = await asyncio.to_thread(self._open, messages, kwargs, stream=True)
-        send = super()._astream_chat
+        send: Callable[..., Awaitable[AsyncGenerator[ChatResponse, None]]] = super()._astream_chat
 
         async def begin(turn: Turn) -> AsyncGenerator[ChatResponse, None]:
             return await send(messages, **self._sent(turn))
@@ -309,39 +310,11 @@ class InferScaleLLM(OpenAILike):
 
     async def _astream_complete(self, prompt: str, **kwargs: Any) -> CompletionResponseAsyncGen:
         turn = await asyncio.to_thread(self._open_text, prompt, kwargs, stream=True)
-        send = super()._astream_complete
+        send: Callable[..., Awaitable[AsyncGenerator[CompletionResponse, None]]] = (
+            super()._astream_complete
+        )
 
         async def begin(turn: Turn) -> AsyncGenerator[CompletionResponse, None]:
             return await send(prompt, **self._sent(turn))
 
         return acarried(turn, begin, self._again, self._report)
-
-
-def _bridge_to(
-    memory: Memory | AsyncMemory | None, api_base: str | None, api_key: str | None
-) -> ChatBridge:
-    """The bridge to a memory, by default the process's own.
-
-    Raises:
-        ConfigurationError: No server is named, or two.
-    """
-    if memory is None:
-        url = api_base or settings().base_url
-        if url is None:
-            raise ConfigurationError(
-                "no server is named; pass memory=Memory(VLLMEngine(…)) or "
-                "api_base='http://127.0.0.1:8000', or set INFERSCALE_BASE_URL. "
-                "'inferscale serve' starts a server"
-            )
-        return ChatBridge(shared_memory(url, api_key=None if api_key == _NO_KEY else api_key))
-    bridge = ChatBridge(memory)
-    if api_base and _root(api_base) != _root(bridge.engine.base_url):
-        raise ConfigurationError(
-            f"api_base={api_base!r} is not where the memory's engine is "
-            f"({bridge.engine.base_url!r}); leave it out"
-        )
-    return bridge
-
-
-def _root(url: str) -> str:
-    return url.rstrip("/").removesuffix("/v1")

@@ -28,7 +28,7 @@ from llama_index.memory.inferscale._recall import (
 from llama_index.memory.inferscale._window import recent
 
 from inferscale_sdk import AsyncMemory, ConfigurationError, Memory, Namespace
-from inferscale_sdk.bridge import merge_ids, object_ids
+from inferscale_sdk.bridge import Ids, merge_ids, object_ids
 
 __all__ = ["InferScaleMemory"]
 
@@ -285,7 +285,7 @@ class InferScaleMemory(BaseChatStoreMemory):
     def _remember(
         self,
         messages: Sequence[ChatMessage],
-        known: Callable[[list[str]], set[str]] | None = None,
+        known: Callable[[list[str]], frozenset[str]] | None = None,
     ) -> None:
         turns = [
             (turn_digest(message), turn)
@@ -294,23 +294,23 @@ class InferScaleMemory(BaseChatStoreMemory):
         ]
 
         def store() -> None:
-            there = known([digest for digest, _ in turns]) if known is not None else set()
+            there = known([digest for digest, _ in turns]) if known is not None else frozenset()
             for digest, turn in turns:
                 if digest not in there:
                     self.memory.add(turn, metadata={TURN_KEY: digest}, **self._ids("session"))
 
         guarded("a turn could not be remembered", self.on_error, store, None)
 
-    def _remembered(self, digests: list[str]) -> set[str]:
+    def _remembered(self, digests: list[str]) -> frozenset[str]:
         """Which of these turns the user's memory has, in whatever session."""
-        found: set[str] = set()
+        found: list[str] = []
         for i in range(0, len(digests), _PAGE):
             page = digests[i : i + _PAGE]
             facts = self.memory.get_all(filters={TURN_KEY: {"in": page}}, **self._ids("user"))
-            found |= {str(fact.metadata[TURN_KEY]) for fact in facts}
-        return found
+            found += [str(fact.metadata[TURN_KEY]) for fact in facts]
+        return frozenset(found)
 
-    def _ids(self, scope: str) -> dict[str, str]:
+    def _ids(self, scope: str) -> Ids:
         # Read at every call: an application may move on to another session.
         session = {"run_id": self.session_id} if scope == "session" else {}
         return merge_ids(object_ids(self), session)

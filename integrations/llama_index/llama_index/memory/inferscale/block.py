@@ -20,7 +20,7 @@ from llama_index.memory.inferscale._recall import (
 )
 
 from inferscale_sdk import AsyncMemory, Memory, Namespace
-from inferscale_sdk.bridge import merge_ids, object_ids
+from inferscale_sdk.bridge import Ids, merge_ids, object_ids
 
 __all__ = ["InferScaleMemoryBlock"]
 
@@ -116,5 +116,5 @@ class InferScaleMemoryBlock(BaseMemoryBlock[list[ChatMessage]]):
                     **self._ids(message.additional_kwargs.get(SESSION_KEY)),
                 )
 
-    def _ids(self, session_id: str | None) -> dict[str, str]:
+    def _ids(self, session_id: str | None) -> Ids:
         return merge_ids(object_ids(self), {"run_id": session_id})

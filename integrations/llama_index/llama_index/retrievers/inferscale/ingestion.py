@@ -22,6 +22,7 @@ from llama_index.retrievers.inferscale._store import as_memory, store_id
 
 from inferscale_sdk import AsyncMemory, Fact, Memory
 from inferscale_sdk.bridge import Ids, object_ids
+from inferscale_sdk.types import NewFact
 
 __all__ = ["InferScaleIngestion", "ingest"]
 
@@ -99,7 +100,7 @@ def _stored(memory: Memory, nodes: Sequence[BaseNode], ids: Ids, mode: Mode) -> 
     known: dict[tuple[str | None, str], Fact] = {}
     for page in _pages(list(dict.fromkeys(node_digest(node) for node in nodes))):
         known |= {_identity(f): f for f in _mine(memory, ids, {HASH_KEY: {"in": page}})}
-    new = {}
+    new: dict[tuple[str | None, str], NewFact] = {}
     for node in nodes:
         identity = (document_of(node), node_digest(node))
         fact = None if identity in known else node_fact(node)
