@@ -9,8 +9,8 @@ from inferscale_sdk.errors import NamespaceError
 
 __all__ = ["ID_NAMES", "Ids", "merge_ids", "object_ids"]
 
-Ids: TypeAlias = dict[str, str]
-"""Some of ``user_id``, ``agent_id``, ``run_id``, ``app_id``."""
+Ids: TypeAlias = dict[str, Any]
+"""Some of ``user_id``, ``agent_id``, ``run_id``, ``app_id``: strings, to be passed on to verbs."""
 
 ID_NAMES = ("user_id", "agent_id", "run_id", "app_id")
 
