@@ -300,7 +300,7 @@ class SchedulerHalf:
                 job.answer()  # the final report, for ``stats``
 
 
-class _Refused(Exception):  # noqa: N818 - control flow within this module
+class _Refused(Exception):
     def __init__(self, reason: Reason, message: str) -> None:
         super().__init__(message)
         self.reason = reason
