@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from functools import cached_property
 from typing import Any, Literal
 
 import openai
@@ -17,13 +16,12 @@ from langchain_core.outputs import ChatGenerationChunk, ChatResult
 from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.utils.pydantic import is_pydantic_v1_subclass
 from langchain_openai.chat_models.base import BaseChatOpenAI
-from pydantic import ConfigDict, Field, model_validator
 
 from inferscale_sdk import ContextOverflow
-from inferscale_sdk.bridge import ChatBridge, deep_merge
+from inferscale_sdk.bridge import deep_merge
 from langchain_inferscale._extras import dumped, keep_chunk_extras, keep_extras
+from langchain_inferscale._fields import InferScaleFields
 from langchain_inferscale._scope import run_ids
-from langchain_inferscale._setup import bridge_of, client_values
 from langchain_inferscale._stream import StreamTail
 from langchain_inferscale._turn import (
     TURN_KEY,
@@ -45,7 +43,7 @@ class ChatOverflowError(ContextOverflow, ContextOverflowError):
     """:class:`~inferscale_sdk.ContextOverflow`, as LangChain's middleware knows it."""
 
 
-class ChatInferScale(BaseChatOpenAI):
+class ChatInferScale(InferScaleFields, BaseChatOpenAI):
     """A chat model on a vLLM server with attention-layer memory.
 
     Handles that a retriever, a memory, a tool or a middleware has put into the conversation are
@@ -73,45 +71,14 @@ class ChatInferScale(BaseChatOpenAI):
         inject: ``False`` gives the same prompts without using stored KV.
     """
 
-    memory: Any = Field(default=None, exclude=True, repr=False)
-    user_id: str | None = None
-    agent_id: str | None = None
-    run_id: str | None = None
-    app_id: str | None = None
-    inject: bool = True
-
-    model_name: str = Field(default="", alias="model")
     stream_usage: bool | None = True
     use_responses_api: bool | None = False
-
-    model_config = ConfigDict(populate_by_name=True)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _inferscale_client(cls, values: Any) -> Any:
-        return client_values(values) if isinstance(values, Mapping) else values
-
-    @model_validator(mode="after")
-    def _inferscale_model(self) -> ChatInferScale:
-        if not self.model_name:
-            self.model_name = self.bridge.engine.info().model
-        return self
-
-    @cached_property
-    def bridge(self) -> ChatBridge:
-        """Where handles become facts."""
-        return bridge_of(self.memory, str(self.openai_api_base), self.openai_api_key)
 
     # -- what LangChain asks about a model -------------------------------------------------
 
     @property
     def _llm_type(self) -> str:
         return "inferscale-chat"
-
-    @property
-    def lc_secrets(self) -> dict[str, str]:
-        """Which constructor argument is a secret, and where it may come from."""
-        return {"openai_api_key": "INFERSCALE_API_KEY"}
 
     def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> LangSmithParams:
         params = super()._get_ls_params(stop=stop, **kwargs)
@@ -205,8 +172,7 @@ class ChatInferScale(BaseChatOpenAI):
                 payload["messages"],
                 handles=attached_handles(messages, ours.get("handles")),
                 fields=payload,
-                # Another model, such as a LoRA adapter, has KV of its own.
-                inject=self.inject and payload["model"] == self.bridge.engine.info().model,
+                inject=self.may_inject(payload["model"]),
                 **call_ids(self, kwargs, run_ids()),
             )
         except ContextOverflow as error:

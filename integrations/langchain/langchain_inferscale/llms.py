@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator, Mapping
-from functools import cached_property
 from typing import Any
 
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
@@ -12,11 +11,10 @@ from langchain_core.language_models import LanguageModelInput
 from langchain_core.outputs import Generation, GenerationChunk, LLMResult
 from langchain_core.runnables import RunnableConfig
 from langchain_openai.llms.base import BaseOpenAI
-from pydantic import ConfigDict, Field, model_validator
 
-from inferscale_sdk.bridge import BridgedRequest, ChatBridge, deep_merge, report_metadata
+from inferscale_sdk.bridge import BridgedRequest, deep_merge, report_metadata
+from langchain_inferscale._fields import InferScaleFields
 from langchain_inferscale._scope import run_ids
-from langchain_inferscale._setup import bridge_of, client_values
 from langchain_inferscale._turn import CALL_KEY, call_ids, split_call, with_config
 
 __all__ = ["InferScaleLLM"]
@@ -24,7 +22,7 @@ __all__ = ["InferScaleLLM"]
 _COUNTS = ("prompt_tokens", "completion_tokens", "total_tokens")
 
 
-class InferScaleLLM(BaseOpenAI):
+class InferScaleLLM(InferScaleFields, BaseOpenAI):
     """A text completion model on a vLLM server with attention-layer memory.
 
     The memory stands before the prompt. Each prompt of a batch is a request of its own: the
@@ -34,41 +32,9 @@ class InferScaleLLM(BaseOpenAI):
     model's control tokens are plain text; use the chat model for prompts in chat form.
     """
 
-    memory: Any = Field(default=None, exclude=True, repr=False)
-    user_id: str | None = None
-    agent_id: str | None = None
-    run_id: str | None = None
-    app_id: str | None = None
-    inject: bool = True
-
-    model_name: str = Field(default="", alias="model")
-
-    model_config = ConfigDict(populate_by_name=True)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _inferscale_client(cls, values: Any) -> Any:
-        return client_values(values) if isinstance(values, Mapping) else values
-
-    @model_validator(mode="after")
-    def _inferscale_model(self) -> InferScaleLLM:
-        if not self.model_name:
-            self.model_name = self.bridge.engine.info().model
-        return self
-
-    @cached_property
-    def bridge(self) -> ChatBridge:
-        """Where handles become facts."""
-        return bridge_of(self.memory, str(self.openai_api_base), self.openai_api_key)
-
     @property
     def _llm_type(self) -> str:
         return "inferscale"
-
-    @property
-    def lc_secrets(self) -> dict[str, str]:
-        """Which constructor argument is a secret, and where it may come from."""
-        return {"openai_api_key": "INFERSCALE_API_KEY"}
 
     @property
     def _identifying_params(self) -> dict[str, Any]:
@@ -155,8 +121,7 @@ class InferScaleLLM(BaseOpenAI):
             prompt,
             handles=ours.get("handles") or (),
             fields={**params, "extra_body": body},
-            # Another model, such as a LoRA adapter, has KV of its own.
-            inject=self.inject and params["model"] == self.bridge.engine.info().model,
+            inject=self.may_inject(params["model"]),
             **call_ids(self, kwargs, run_ids()),
         )
         ours_body = dict(request.extra_body)
