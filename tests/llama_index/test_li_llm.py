@@ -184,6 +184,16 @@ def test_one_object_serves_many_users(make_llm, marker, server):
     assert salts[0] == salts[2] != salts[1]
 
 
+async def test_scoped_copies_share_connections(make_llm, told):
+    llm = make_llm()
+    copies = [llm.scoped(user_id="ann") for _ in range(3)]
+    for copied in copies:
+        copied.chat(told)
+        await copied.achat(told)
+    assert len({id(copied._get_client()) for copied in [llm, *copies]}) == 1
+    assert len({id(copied._get_aclient()) for copied in [llm, *copies]}) == 1
+
+
 def test_two_users_in_one_call_are_an_error(llm, told):
     with pytest.raises(NamespaceError, match=r"'ann'.*'bob'"):
         llm.chat(told, inferscale={"user_id": "bob"})

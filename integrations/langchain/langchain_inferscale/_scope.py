@@ -3,47 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, TypeAlias
+from typing import Any
 
 from langchain_core.runnables.config import var_child_runnable_config
 
-from inferscale_sdk import NamespaceError
+from inferscale_sdk.bridge import ID_NAMES, Ids, merge_ids, object_ids
 
 __all__ = ["ID_NAMES", "Ids", "config_ids", "merge_ids", "object_ids", "run_ids"]
-
-Ids: TypeAlias = dict[str, Any]
-"""Some of ``user_id``, ``agent_id``, ``run_id``, ``app_id``."""
-
-ID_NAMES = ("user_id", "agent_id", "run_id", "app_id")
-
-
-def merge_ids(*sources: Mapping[str, Any] | None) -> Ids:
-    """The ids of all sources together.
-
-    Raises:
-        NamespaceError: Two sources name different ids of one kind. Which of them is meant cannot
-            be known, and a wrong guess would show one user another's memory.
-    """
-    merged: Ids = {}
-    for source in sources:
-        for name in ID_NAMES:
-            value = (source or {}).get(name)
-            if value is None:
-                continue
-            if merged.setdefault(name, value) != value:
-                raise NamespaceError(
-                    f"{name} is {merged[name]!r} in one place and {value!r} in another; leave it "
-                    "out of the constructor to serve several, or name the same one"
-                )
-    return merged
-
-
-def object_ids(owner: object) -> Ids:
-    """The ids in an object's attributes or, if it is a mapping, under its keys."""
-    if isinstance(owner, Mapping):
-        return {name: owner[name] for name in ID_NAMES if owner.get(name) is not None}
-    values = {name: getattr(owner, name, None) for name in ID_NAMES}
-    return {name: value for name, value in values.items() if isinstance(value, str)}
 
 
 def config_ids(config: Mapping[str, Any] | None) -> Ids:

@@ -76,6 +76,7 @@ class InferScaleLLM(OpenAILike):
 
     _bridge: ChatBridge = PrivateAttr()
     _on_report: OnReport | None = PrivateAttr(default=None)
+    _clients: dict[str, openai.OpenAI] = PrivateAttr(default_factory=dict)
     _aclients: WeakKeyDictionary[asyncio.AbstractEventLoop, openai.AsyncOpenAI] = PrivateAttr(
         default_factory=WeakKeyDictionary
     )
@@ -138,7 +139,14 @@ class InferScaleLLM(OpenAILike):
     # -- clients ---------------------------------------------------------------------------
 
     def _get_client(self) -> openai.OpenAI:
-        return recorded(super()._get_client())
+        if self._client is not None or not self.reuse_client:
+            return recorded(super()._get_client())
+        # One for all scoped copies.
+        client = self._clients.get("")
+        if client is None:
+            made = openai.OpenAI(**self._get_credential_kwargs())
+            client = self._clients.setdefault("", made)
+        return recorded(client)
 
     def _get_aclient(self) -> openai.AsyncOpenAI:
         if self._aclient is not None or not self.reuse_client:
@@ -154,8 +162,9 @@ class InferScaleLLM(OpenAILike):
 
     def close(self) -> None:
         """Close the connections of calls that wait; the memory stays open."""
-        if self._client is not None:
-            self._client.close()
+        client = self._clients.pop("", None)
+        if client is not None:
+            client.close()
 
     async def aclose(self) -> None:
         """Close the connections of the running event loop, and those of calls that wait."""
