@@ -7,6 +7,7 @@ has (so that nothing is encoded twice) and which keys still have to be forgotten
 
 from __future__ import annotations
 
+import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -223,6 +224,11 @@ class FactStore(ABC):
     @abstractmethod
     def secret(self) -> bytes:
         """32 random bytes made with the store: the root of handle signatures and namespace keys."""
+
+    @property
+    def store_id(self) -> str:
+        """A public name of this very store: a store made anew in its place has another."""
+        return hashlib.blake2b(self.secret, digest_size=16, person=b"ifs-store-id").hexdigest()
 
     @abstractmethod
     def close(self) -> None:

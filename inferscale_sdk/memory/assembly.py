@@ -72,7 +72,12 @@ class Assembly:
         self._own_store, self._own_index = store is None, index is None
         self.store = store if store is not None else _open_store(folder)
         self.scoping = Scoping(self.store, multi_user)
-        self.recaller = Recaller(self.store, lambda: index or _open_index(folder, embedder))
+        self.recaller = Recaller(
+            self.store,
+            lambda: _open_index(folder, embedder),
+            lambda: _open_bare_index(folder),
+            index=index,
+        )
         self.indexer = IndexWorker(self.recaller) if background else None
         self.desk = HandleDesk(self.store, HandleMinter(self.store.secret))
         self._serving = (
@@ -146,6 +151,7 @@ class Assembly:
             self._serving.close()
         if self.indexer is not None and not self.indexer.stop():
             log.warning("the indexing thread is still embedding; it ends by itself")
+        self.recaller.settle()
         if self._own_index:
             self.recaller.close()
         if self._own_store:
@@ -163,3 +169,11 @@ def _open_index(folder: Path, embedder: Embedder | None) -> RecallIndex:
     from inferscale_sdk.recall.hybrid import HybridRecall
 
     return HybridRecall(folder / "recall.db", embedder or bundled_embedder())
+
+
+def _open_bare_index(folder: Path) -> RecallIndex | None:
+    """The index in ``folder``, if there is one, to take facts out of: no model is loaded."""
+    from inferscale_sdk.recall.hybrid import LexicalRecall
+
+    path = folder / "recall.db"
+    return LexicalRecall(path) if path.exists() else None

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 from inferscale_sdk.errors import MissingDependency
 from inferscale_sdk.facts.base import FactStore
 from inferscale_sdk.recall.base import RecallIndex, RecallQuery
-from inferscale_sdk.recall.sync import sync
+from inferscale_sdk.recall.sync import erase, sync
 from inferscale_sdk.types import ScoredFact
 
 __all__ = ["IndexWorker", "Recaller"]
@@ -23,12 +24,24 @@ class Recaller:
     Args:
         store: The truth: what an index finds counts only if the store still has it.
         make_index: Opens the index; called once.
+        open_bare: Opens an index to take facts out of, without an embedder; ``None`` if there is
+            no index yet. Not called once :attr:`index` is open.
+        index: One that is open already, in place of ``make_index``.
     """
 
-    def __init__(self, store: FactStore, make_index: Callable[[], RecallIndex]) -> None:
+    def __init__(
+        self,
+        store: FactStore,
+        make_index: Callable[[], RecallIndex],
+        open_bare: Callable[[], RecallIndex | None],
+        *,
+        index: RecallIndex | None = None,
+    ) -> None:
         self._store = store
         self._make_index = make_index
-        self._index: RecallIndex | None = None
+        self._open_bare = open_bare
+        self._index = index
+        self._owed: set[str] | None = set()
         self._opening = threading.Lock()
         self._syncing = threading.Lock()
 
@@ -59,6 +72,62 @@ class Recaller:
             for hit in hits
             if hit.fact_id in facts
         ]
+
+    # -- forgetting ------------------------------------------------------------------------
+
+    def forget(self, fact_ids: Sequence[str]) -> None:
+        """Take deleted facts out of the index now: text, terms and vectors.
+
+        An indexing thread or process that read them before looks again after it wrote, and takes
+        them out as well. Never raises: a locked file is tried again at :meth:`settle`, and the
+        store's change feed has the next search do it in any case.
+        """
+        try:
+            with self._without_embedder() as index:
+                if index is not None and fact_ids:
+                    index.remove(fact_ids)
+        except Exception as error:
+            self._owe(fact_ids, error)
+
+    def forget_everything(self) -> None:
+        """Empty the index; see :meth:`forget`."""
+        try:
+            with self._syncing, self._without_embedder() as index:
+                if index is not None:
+                    erase(self._store, index)
+        except Exception as error:
+            self._owe(None, error)
+
+    def settle(self) -> None:
+        """Take out what could not be taken out before."""
+        owed, self._owed = self._owed, set()
+        if owed is None:
+            self.forget_everything()
+        elif owed:
+            self.forget(sorted(owed))
+
+    def _owe(self, fact_ids: Sequence[str] | None, error: Exception) -> None:
+        log.warning(
+            "deleted facts are still in the recall index (%s); it is tried again when the memory "
+            "is closed or searched",
+            type(error).__name__,
+        )
+        owed = self._owed
+        self._owed = None if fact_ids is None or owed is None else owed | set(fact_ids)
+
+    @contextmanager
+    def _without_embedder(self) -> Iterator[RecallIndex | None]:
+        # Nobody opens the index meanwhile, or closes it.
+        with self._opening:
+            if self._index is not None:
+                yield self._index
+                return
+            bare = self._open_bare()
+            try:
+                yield bare
+            finally:
+                if bare is not None:
+                    bare.close()
 
     def close(self) -> None:
         """Release the index, if it was opened."""

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
 from inferscale_sdk.errors import ConfigurationError
 from inferscale_sdk.facts.base import FactStore
 from inferscale_sdk.memory.extraction import Extractor, engine_extractor
-from inferscale_sdk.memory.remembering import new_facts
+from inferscale_sdk.memory.remembering import new_facts, without_handles
 from inferscale_sdk.memory.turns import MessagesLike
 from inferscale_sdk.memory.verbs import Verbs
 from inferscale_sdk.prompt.handles import strip_handles
@@ -105,7 +104,7 @@ class WriteVerbs(Verbs):
         For adapters and imports that have facts already; :meth:`add` makes them from messages.
 
         Args:
-            facts: What to store, in order; handles in their texts are taken out.
+            facts: What to store, in order; handles in texts and speakers are taken out.
             user_id: Whose memory.
             agent_id: Of which agent.
             run_id: Of which session.
@@ -119,7 +118,7 @@ class WriteVerbs(Verbs):
         owner = self._namespace(user_id, agent_id, run_id, app_id)
         if not facts:
             return []
-        clean = [replace(fact, text=strip_handles(fact.text)) for fact in facts]
+        clean = [without_handles(fact) for fact in facts]
         stored = self._parts.store.add(clean, owner)
         self._parts.changed(owner)
         return stored
@@ -194,6 +193,7 @@ class WriteVerbs(Verbs):
         """
         scope = self._namespace(user_id, agent_id, run_id, app_id)
         fact = self._parts.store.delete(fact_id, scope, hard=hard)
+        self._parts.recaller.forget([fact.id])
         self._parts.changed(scope, forget=True)
         return fact
 
@@ -209,6 +209,7 @@ class WriteVerbs(Verbs):
         """Forget every fact of a namespace; returns how many there were."""
         scope = self._namespace(user_id, agent_id, run_id, app_id)
         gone = self._parts.store.delete_all(scope, hard=hard)
+        self._parts.recaller.forget([fact.id for fact in gone])
         self._parts.changed(scope, forget=True)
         return len(gone)
 
@@ -230,6 +231,7 @@ class WriteVerbs(Verbs):
                 store.delete(fact.id, owner, hard=True)
                 erased += 1
             self._parts.changed(owner)
+        self._parts.recaller.forget_everything()
         serving = self._parts.maybe_serving
         if serving is not None:
             serving.forget_promptly()

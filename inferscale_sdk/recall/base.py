@@ -103,8 +103,27 @@ class RecallIndex(ABC):
         """The fact store's ``seq`` up to which this index is complete."""
 
     @abstractmethod
-    def set_cursor(self, seq: int) -> None:
-        """Record that the index is complete up to ``seq``."""
+    def set_cursor(self, seq: int, mark: str = "") -> None:
+        """Record that the index is complete up to ``seq``.
+
+        Args:
+            seq: The fact store's ``seq``.
+            mark: What tells the store and its event ``seq`` from any other (see ``sync``).
+        """
+
+    @abstractmethod
+    def place(self) -> tuple[int, str]:
+        """The cursor and the mark it was set with, read together; ``(0, "")`` for a new index."""
+
+    @abstractmethod
+    def restart(self, stale: str, mark: str) -> bool:
+        """Drop every fact and put the cursor to 0 with ``mark``, in one transaction.
+
+        Does nothing if the index's mark is no longer ``stale``: another process was first.
+
+        Returns:
+            Whether it was done.
+        """
 
     @abstractmethod
     def close(self) -> None:

@@ -31,6 +31,7 @@ __all__ = [
     "Partition",
     "Stored",
     "allowed_items",
+    "clear",
     "get_state",
     "partitions",
     "put",
@@ -275,6 +276,14 @@ def remove(connection: sqlite3.Connection, fact_ids: Sequence[str]) -> int:
         # FTS5 only marks deleted terms; merging its segments is what takes the words away.
         connection.execute("INSERT INTO lexicon (lexicon) VALUES ('optimize')")
     return len(pks)
+
+
+def clear(connection: sqlite3.Connection) -> None:
+    """Drop every fact of every partition."""
+    connection.execute("DELETE FROM lexicon")
+    connection.execute("DELETE FROM item")
+    connection.execute("INSERT INTO lexicon (lexicon) VALUES ('optimize')")
+    connection.execute("UPDATE partition SET generation = generation + 1")
 
 
 def _drop(connection: sqlite3.Connection, pks: Sequence[int]) -> set[int]:

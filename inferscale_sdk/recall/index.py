@@ -121,11 +121,29 @@ class SQLiteRecall(RecallIndex):
         with self._db.read() as connection:
             return int(catalog.get_state(connection, "cursor") or 0)
 
-    def set_cursor(self, seq: int) -> None:
+    def set_cursor(self, seq: int, mark: str = "") -> None:
         """See :meth:`RecallIndex.set_cursor`."""
         check_count(seq, "seq")
         with self._db.write() as connection:
             catalog.set_state(connection, "cursor", seq)
+            catalog.set_state(connection, "mark", mark)
+
+    def place(self) -> tuple[int, str]:
+        """See :meth:`RecallIndex.place`."""
+        with self._db.read() as connection:
+            cursor = int(catalog.get_state(connection, "cursor") or 0)
+            return cursor, str(catalog.get_state(connection, "mark") or "")
+
+    def restart(self, stale: str, mark: str) -> bool:
+        """See :meth:`RecallIndex.restart`; the words are gone from the file when this returns."""
+        with self._db.write() as connection:
+            if str(catalog.get_state(connection, "mark") or "") != stale:
+                return False
+            catalog.clear(connection)
+            catalog.set_state(connection, "cursor", 0)
+            catalog.set_state(connection, "mark", mark)
+        self._db.scrub()
+        return True
 
     def close(self) -> None:
         """Release the file and the memory."""

@@ -2,7 +2,7 @@
 
 | table | what |
 |---|---|
-| ``state`` | the cursor into the change feed; name and length of the vectors |
+| ``state`` | the cursor into the change feed, the mark of the event there; name of the vectors |
 | ``partition`` | an isolation domain, with counters of its changes |
 | ``item`` | a fact: owner, text, what filters need; a changed one gets a new, higher ``pk`` |
 | ``vector`` | its vector, float32 little-endian |

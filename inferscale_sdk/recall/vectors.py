@@ -74,7 +74,8 @@ class VectorSource:
     def _mismatch(self, path: str, owner: str) -> ConfigurationError:
         return ConfigurationError(
             f"{path} holds vectors of {owner!r}, the embedder is {self._embedder.name!r}; use the "
-            "former, or open it with on_mismatch='reembed' to make all vectors anew"
+            "former, or make all vectors anew: delete the file (it is made again from the facts), "
+            "or give Memory(index=HybridRecall(path, embedder, on_mismatch='reembed'))"
         )
 
     # -- making vectors --------------------------------------------------------------------

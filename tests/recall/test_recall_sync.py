@@ -4,10 +4,10 @@ import random
 
 import pytest
 
-from inferscale_sdk.errors import ConfigurationError, StoreError
+from inferscale_sdk.errors import ConfigurationError
 from inferscale_sdk.facts.sqlite import SQLiteFactStore
 from inferscale_sdk.recall.hybrid import HybridRecall
-from inferscale_sdk.recall.sync import sync
+from inferscale_sdk.recall.sync import erase, sync
 from inferscale_sdk.testing.fake_embedder import FakeEmbedder
 from inferscale_sdk.testing.recall_suite import ask
 from inferscale_sdk.types import Namespace, NewFact
@@ -106,11 +106,54 @@ def test_a_fact_deleted_while_it_is_embedded_does_not_come_back(store):
     index.close()
 
 
-def test_an_index_of_another_store_is_noticed(store, index):
+def test_an_index_ahead_of_its_store_is_made_again(store, index):
+    store.add([NewFact("tea")], ALICE)
     index.set_cursor(7)
 
-    with pytest.raises(StoreError, match="7"):
-        sync(store, index)
+    assert sync(store, index) == 1
+    assert found(index) == live(store)
+    assert index.cursor() == store.last_seq()
+
+
+def test_a_file_that_does_not_tell_its_store_is_made_again(store, index):
+    facts = store.add([NewFact("tea"), NewFact("more tea")], ALICE)
+    index.upsert(facts[:1])
+    index.set_cursor(2)
+
+    sync(store, index)
+    assert found(index) == live(store)
+
+
+def test_an_erased_index_is_filled_again(store, index):
+    store.add([NewFact("tea")], ALICE)
+    sync(store, index)
+    erase(store, index)
+    assert found(index) == []
+    assert sync(store, index) == 1
+    assert found(index) == live(store)
+
+
+def test_an_index_erased_during_a_sync_misses_nothing(store):
+    class Slow(FakeEmbedder):
+        def embed(self, texts):
+            if self.calls == 2:
+                erase(store, index)
+            return super().embed(texts)
+
+    index = HybridRecall(":memory:", Slow())
+    store.add([NewFact(f"tea {i}") for i in range(6)], ALICE)
+    sync(store, index, page=1)
+    assert found(index) == live(store)
+    index.close()
+
+
+def test_only_one_of_two_restarts_counts(store, index):
+    facts = store.add([NewFact("tea")], ALICE)
+    assert index.restart("", "fresh")
+    index.upsert(facts)
+    assert not index.restart("", "other")
+    assert found(index) == live(store)
+    assert index.place() == (0, "fresh")
 
 
 def test_page_must_be_positive(store, index):
