@@ -60,7 +60,7 @@ class FactStore(ABC):
         """Store facts in order, in one transaction.
 
         Positions continue those of their conversation *within this owner's partition*
-        (``owner.partition``), so that a window can be taken over what one user said.
+        (``owner.partition``): they order what one user said to all agents in it.
 
         Raises:
             NamespaceError: ``owner`` is empty.
@@ -147,7 +147,11 @@ class FactStore(ABC):
 
     @abstractmethod
     def preceding(self, fact: Fact, n: int) -> list[Fact]:
-        """Up to ``n`` live facts before it in its conversation and partition, oldest first."""
+        """Up to ``n`` live facts before it in its conversation, oldest first.
+
+        Only facts of the very same owner: app, user, agent and run. What one agent was told must
+        not shape the KV that is served to another.
+        """
 
     @abstractmethod
     def namespaces(self) -> list[Namespace]:
@@ -174,7 +178,8 @@ class FactStore(ABC):
         """Remember segments.
 
         A record whose fact has moved on to another version, is deleted, or lost a context fact
-        meanwhile is not recorded; its key goes to the forget ledger.
+        meanwhile is not recorded, nor is one with a context fact of another owner; its key goes
+        to the forget ledger.
         """
 
     @abstractmethod

@@ -103,8 +103,8 @@ def _still_current(connection: sqlite3.Connection, entry: EncodingRecord) -> int
 def _still_standing(connection: sqlite3.Connection, entry: EncodingRecord) -> set[int] | None:
     """Row numbers of the window's facts, ``None`` if one is lost.
 
-    A window over another partition would carry one user's words into another's KV: it counts as
-    lost, whoever made it.
+    A window over another owner would carry the words of one user, agent or run into another's KV:
+    it counts as lost, whoever made it.
     """
     wanted = set(entry.context_fact_ids)
     ids = as_ids(sorted(wanted), "context_fact_ids")
@@ -112,6 +112,8 @@ def _still_standing(connection: sqlite3.Connection, entry: EncodingRecord) -> se
         "SELECT context.pk FROM json_each(?) AS wanted"
         " CROSS JOIN fact AS context ON context.id = wanted.value"
         " JOIN fact AS own ON own.id = ? AND own.partition = context.partition"
+        " AND own.app_id IS context.app_id AND own.user_id IS context.user_id"
+        " AND own.agent_id IS context.agent_id AND own.run_id IS context.run_id"
         " WHERE context.deleted_us IS NULL",
         (ids, entry.fact_id),
     ).fetchall()

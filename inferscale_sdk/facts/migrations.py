@@ -121,4 +121,22 @@ _LEDGERS = Migration(
     ),
 )
 
-FACT_SCHEMA = Schema("fact store", 0x49465346, (_FACTS, _LEDGERS))  # "IFSF"
+_MIXED = """SELECT e.pk FROM encoding AS e
+    JOIN encoding_context AS c ON c.encoding_pk = e.pk
+    JOIN fact AS own ON own.pk = e.fact_pk
+    JOIN fact AS other ON other.pk = c.fact_pk
+    WHERE own.app_id IS NOT other.app_id OR own.user_id IS NOT other.user_id
+        OR own.agent_id IS NOT other.agent_id OR own.run_id IS NOT other.run_id"""
+
+_ONE_OWNER = Migration(
+    3,
+    "windows of one owner: KV that was made behind another agent's or run's facts goes",
+    (
+        f"INSERT OR IGNORE INTO forget (key) SELECT key FROM encoding WHERE pk IN ({_MIXED})",  # noqa: S608
+        f"DELETE FROM encoding WHERE pk IN ({_MIXED})",  # noqa: S608
+        # A key is queued only while no record names it.
+        "DELETE FROM forget WHERE key IN (SELECT key FROM encoding)",
+    ),
+)
+
+FACT_SCHEMA = Schema("fact store", 0x49465346, (_FACTS, _LEDGERS, _ONE_OWNER))  # "IFSF"

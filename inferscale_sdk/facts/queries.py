@@ -9,7 +9,14 @@ from typing import Any
 
 from inferscale_sdk.errors import NotFoundError
 from inferscale_sdk.facts.rows import EVENT_COLUMNS, FACT_COLUMNS, as_ids, load_event, load_fact
-from inferscale_sdk.sqlite.clauses import Clause, all_of, check_count, scope_clause, time_clause
+from inferscale_sdk.sqlite.clauses import (
+    Clause,
+    all_of,
+    check_count,
+    owner_values,
+    scope_clause,
+    time_clause,
+)
 from inferscale_sdk.sqlite.filters import filter_clause
 from inferscale_sdk.types import Fact, FactEvent, Namespace
 
@@ -130,11 +137,13 @@ def preceding(connection: sqlite3.Connection, fact: Fact, n: int) -> list[Fact]:
     rows = connection.execute(
         f"SELECT {FACT_COLUMNS} FROM fact"  # noqa: S608
         " WHERE partition = ? AND conversation_id = ? AND position < ? AND deleted_us IS NULL"
+        " AND app_id IS ? AND user_id IS ? AND agent_id IS ? AND run_id IS ?"
         " ORDER BY position DESC LIMIT ?",
         (
             fact.namespace.partition,
             fact.conversation_id,
             fact.position,
+            *owner_values(fact.namespace),
             check_count(n, "n"),
         ),
     )

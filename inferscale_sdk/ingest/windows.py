@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from inferscale_sdk.errors import ConfigurationError
 from inferscale_sdk.facts.base import FactStore
-from inferscale_sdk.types import Fact
+from inferscale_sdk.types import Fact, Namespace
 
 __all__ = ["DEFAULT_WINDOW", "EncodeBatch", "PrecedingTurns", "WindowStrategy"]
 
@@ -40,9 +40,10 @@ class EncodeBatch:
 class WindowStrategy(ABC):
     """Turns waiting facts into encode requests.
 
-    A window never crosses a partition. What a strategy yields depends on its arguments alone:
-    asked again with fewer facts it yields the same windows for them, which is how a request that
-    is too long is split.
+    A window never crosses owners (app, user, agent and run), nor does a request: what one agent
+    was told must not shape the KV that is served to another. What a strategy yields depends on
+    its arguments alone: asked again with fewer facts it yields the same windows for them, which
+    is how a request that is too long is split.
     """
 
     @property
@@ -66,7 +67,7 @@ class WindowStrategy(ABC):
 
 
 class PrecedingTurns(WindowStrategy):
-    """The ``w`` turns before a fact, of the same conversation and partition (paper, section 3).
+    """The ``w`` turns before a fact, of the same conversation and owner (paper, section 3).
 
     Args:
         w: Facts in the window; 0 encodes each fact alone behind the header.
@@ -115,23 +116,25 @@ class PrecedingTurns(WindowStrategy):
 
 
 def _consecutive(pending: Sequence[Fact], store: FactStore) -> Iterator[list[Fact]]:
-    """Cut ``pending`` where the next fact does not directly follow the one before."""
-    run: list[Fact] = []
+    """Cut what each owner said in a conversation where a fact does not follow the one before."""
+    # Owners of one partition may take turns in a conversation.
+    apart: dict[tuple[Namespace, str], list[Fact]] = {}
     for fact in pending:
-        if run and not _follows(run[-1], fact, store):
-            yield run
-            run = []
-        run.append(fact)
-    if run:
+        apart.setdefault((fact.namespace, fact.conversation_id), []).append(fact)
+    for facts in apart.values():
+        run: list[Fact] = []
+        for fact in facts:
+            if run and not _follows(run[-1], fact, store):
+                yield run
+                run = []
+            run.append(fact)
         yield run
 
 
 def _follows(before: Fact, fact: Fact, store: FactStore) -> bool:
-    if before.conversation_id != fact.conversation_id:
-        return False
-    if before.namespace.partition != fact.namespace.partition:
-        return False
+    """Whether nothing of their owner stands between two facts of one conversation."""
     if fact.position == before.position + 1:
         return True
-    # Positions have gaps where facts were deleted; only the store knows what is left between.
+    # Positions have gaps where facts were deleted or are another owner's; only the store knows
+    # what is left between.
     return [f.id for f in store.preceding(fact, 1)] == [before.id]

@@ -145,6 +145,19 @@ class FactLedgerSuite:
         assert store.encodings([mine.id], PROFILE) == {}
         assert store.forget_queue() == ["k"]
 
+    def test_a_window_of_another_agent_or_run_is_refused(self, store: FactStore) -> None:
+        others = [
+            Namespace(user_id="alice", agent_id="tutor"),
+            Namespace(user_id="alice", run_id="r"),
+        ]
+        [mine] = store.add([NewFact("mine")], ALICE)
+        for n, owner in enumerate(others):
+            [theirs] = store.add([NewFact("theirs")], owner)
+            store.record_encodings([encoded(mine, f"k{n}", [theirs])])
+            store.record_encodings([encoded(theirs, f"t{n}", [mine])])
+        assert store.encodings([mine.id, theirs.id], PROFILE) == {}
+        assert store.forget_queue() == ["k0", "t0", "k1", "t1"]
+
     def test_a_second_record_replaces_the_first(self, store: FactStore) -> None:
         a, b = store.add([NewFact("a"), NewFact("b")], ALICE)
         store.record_encodings([encoded(b, "k1", [a])])

@@ -41,6 +41,10 @@ LOOKALIKES = (
 )
 
 
+def _ids(store: FactStore) -> list[str]:
+    return [event.fact_id for event in store.changes(0)]
+
+
 class FactStoreSuite(FactFindSuite, FactLedgerSuite):
     """Subclass it and give :meth:`open_store`; opening the same folder again finds the facts."""
 
@@ -72,9 +76,25 @@ class FactStoreSuite(FactFindSuite, FactLedgerSuite):
         [later] = store.add([NewFact("d", "c1")], tutor)
         [other] = store.add([NewFact("e", "c1")], Namespace(user_id="bob"))
         assert (later.position, other.position) == (2, 0)
-        assert texts(store.preceding(later, 10)) == ["a", "c"]
-        assert texts(store.preceding(later, 1)) == ["c"]
-        assert store.preceding(later, 0) == store.preceding(other, 10) == []
+        assert store.preceding(later, 10) == store.preceding(other, 10) == []
+
+    def test_what_precedes_is_of_the_same_owner(self, store: FactStore) -> None:
+        owners = [
+            ALICE,
+            Namespace(user_id="alice", agent_id="tutor"),
+            Namespace(user_id="alice", run_id="r"),
+            Namespace(user_id="alice", agent_id="tutor", run_id="r"),
+            Namespace(user_id="alice", app_id="p"),
+            Namespace(user_id="bob"),
+        ]
+        for turn in range(3):
+            for owner in owners:
+                store.add([NewFact(f"{owner.canonical()} {turn}", "c")], owner)
+        for owner in owners:
+            said = [fact for fact in store.current(_ids(store)) if fact.namespace == owner]
+            assert store.preceding(said[2], 10) == said[:2]
+            assert store.preceding(said[2], 1) == said[1:2]
+            assert store.preceding(said[2], 0) == store.preceding(said[0], 10) == []
 
     def test_time_zones_are_kept_as_instants(self, store: FactStore) -> None:
         moment = datetime(2024, 5, 1, 9, 30, 0, 123456, timezone(timedelta(hours=5, minutes=30)))

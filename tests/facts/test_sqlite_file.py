@@ -16,6 +16,7 @@ from inferscale_sdk.facts.base import EncodingRecord
 from inferscale_sdk.facts.migrations import FACT_SCHEMA
 from inferscale_sdk.facts.sqlite import SQLiteFactStore
 from inferscale_sdk.sqlite.migrations import check_numbers
+from inferscale_sdk.testing.fact_ledger_suite import PROFILE, encoded
 from inferscale_sdk.types import Namespace, NewFact
 
 ALICE = Namespace(user_id="alice")
@@ -115,6 +116,32 @@ def test_every_migration_has_its_record(store, path):
     connection.close()
 
     assert recorded == [(step.number, step.name) for step in FACT_SCHEMA.migrations]
+
+
+def test_kv_made_behind_another_owner_goes_with_the_third_migration(store, path):
+    """Files of schema 2 may hold KV whose window crossed agents."""
+    tutor = Namespace(user_id="alice", agent_id="tutor")
+    first, second = store.add([NewFact("one", "c"), NewFact("two", "c")], ALICE)
+    [mixed] = store.add([NewFact("three", "c")], tutor)
+    store.record_encodings(
+        [encoded(first, "k1"), encoded(second, "k2", [first]), encoded(mixed, "k3")]
+    )
+    store.close()
+    connection = sqlite3.connect(path)
+    connection.execute(
+        "INSERT INTO encoding_context SELECT"
+        " (SELECT pk FROM fact WHERE id = ?), (SELECT pk FROM encoding WHERE key = 'k3')",
+        (first.id,),
+    )
+    connection.execute("DELETE FROM migration WHERE number = 3")
+    connection.commit()
+    connection.close()
+
+    store = SQLiteFactStore(path)
+    assert set(store.encodings([first.id, second.id, mixed.id], PROFILE)) == {first.id, second.id}
+    assert store.pending(PROFILE) == [mixed]
+    assert store.forget_queue() == ["k3"]
+    store.close()
 
 
 def test_ids_that_cannot_be_stored_are_refused(store):

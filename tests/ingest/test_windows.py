@@ -44,6 +44,38 @@ def test_windows_do_not_cross_conversations_or_users(store, add):
     assert all(b.window == () for b in got)
 
 
+TUTOR = Namespace(user_id="alice", agent_id="tutor")
+RUN = Namespace(user_id="alice", run_id="r")
+
+
+def test_windows_and_requests_do_not_cross_agents_or_runs(store, add):
+    said = {owner: [] for owner in (ALICE, TUTOR, RUN)}
+    for _ in range(3):  # they take turns in one conversation
+        for owner, facts in said.items():
+            facts += add(2, owner)
+    everything = sorted((f for facts in said.values() for f in facts), key=lambda f: f.position)
+    got = batches(PrecedingTurns(3, 4), store, everything)
+    for owner, facts in said.items():
+        first, second = (b for b in got if b.facts[0].namespace == owner)
+        assert (first.window, first.facts) == ((), tuple(facts[:4]))
+        assert (second.window, second.facts) == (tuple(facts[1:4]), tuple(facts[4:]))
+    assert len(got) == 6
+
+
+def test_no_encode_prompt_mixes_agents_or_runs(store, engine, make_encoder):
+    owners = {"alpha": ALICE, "beta": TUTOR, "gamma": RUN, "delta": BOB}
+    for turn in range(5):
+        for word, owner in owners.items():
+            store.add([NewFact(f"{word} said thing {turn}", conversation_id="c")], owner)
+    make_encoder().drain()
+    assert store.count_pending(make_encoder().profile()) == 0
+    words = [
+        {word for word in owners if f"{word} said" in engine.prompt_text(plan)}
+        for plan in engine.encodes
+    ]
+    assert all(len(found) == 1 for found in words) and set.union(*words) == set(owners)
+
+
 def test_a_gap_in_the_queue_ends_a_group(store, add):
     facts = add(10)
     got = batches(PrecedingTurns(3, 8), store, [facts[2], facts[3], facts[7]])
