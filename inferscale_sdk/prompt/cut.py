@@ -11,13 +11,21 @@ from typing import Any
 from inferscale_sdk.errors import ConfigurationError
 from inferscale_sdk.prompt.base import ChatTokenizer
 from inferscale_sdk.prompt.frame import Frame
+from inferscale_sdk.prompt.strings import map_message, map_strings, map_tool
 from inferscale_sdk.prompt.tokenizer import as_mapping
 from inferscale_sdk.types import Message
 
-__all__ = ["CutPrompt", "as_mappings", "cut_prompt", "defuse", "place_memory", "whole_prompt"]
+__all__ = [
+    "CutPrompt",
+    "as_mappings",
+    "cut_prompt",
+    "defuse",
+    "defuse_message",
+    "place_memory",
+    "whole_prompt",
+]
 
 _ZERO_WIDTH_SPACE = "\u200b"
-_UNTOUCHED = frozenset({"role", "type"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,15 +60,28 @@ class _Stencil:
         self._tokens = re.compile("|".join(map(re.escape, ordered)) or "(?!)")
         self._words = re.compile(f"(IFSX{n}XC[0-9]+X)")
 
-    def clean(self, value: Any) -> Any:
-        """``value`` with every control token in its strings replaced; roles are left alone."""
-        if isinstance(value, str):
-            return self._tokens.sub(lambda match: self._stand_ins[match[0]], value)
-        if isinstance(value, Mapping):
-            return {k: v if k in _UNTOUCHED else self.clean(v) for k, v in value.items()}
-        if isinstance(value, list | tuple):
-            return [self.clean(item) for item in value]
-        return value
+    def messages(self, messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        """``messages`` in which every control token that somebody wrote is replaced."""
+        return [map_message(message, self._clean) for message in messages]
+
+    def tools(self, tools: Sequence[Mapping[str, Any]] | None) -> list[dict[str, Any]] | None:
+        """The same for tools."""
+        return None if tools is None else [map_tool(tool, self._clean) for tool in tools]
+
+    def variables(self, template_kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """The same for a template's variables, documents among them.
+
+        A template of the caller's own, and tokens it names, are no text of a conversation.
+        """
+        return {
+            name: value
+            if name == "chat_template" or name.endswith("_token")
+            else map_strings(value, self._clean)
+            for name, value in template_kwargs.items()
+        }
+
+    def _clean(self, text: str) -> str:
+        return self._tokens.sub(lambda match: self._stand_ins[match[0]], text)
 
     def encode(self, text: str) -> tuple[int, ...]:
         """Token ids of rendered text.
@@ -85,8 +106,12 @@ def whole_prompt(
     template_kwargs: Mapping[str, Any],
 ) -> tuple[int, ...]:
     """Token ids of a conversation without memory."""
-    stencil = _Stencil(tokenizer, [list(messages), tools])
-    text = tokenizer.render(stencil.clean(messages), tools=stencil.clean(tools), **template_kwargs)
+    stencil = _Stencil(tokenizer, [list(messages), tools, template_kwargs])
+    text = tokenizer.render(
+        stencil.messages(messages),
+        tools=stencil.tools(tools),
+        **stencil.variables(template_kwargs),
+    )
     return stencil.encode(text)
 
 
@@ -104,13 +129,14 @@ def cut_prompt(
         ConfigurationError: The template refuses the conversation with the memory in the system
             message and in the first user message.
     """
-    stencil = _Stencil(tokenizer, [list(messages), tools])
-    clean, clean_tools = stencil.clean(messages), stencil.clean(tools)
+    stencil = _Stencil(tokenizer, [list(messages), tools, template_kwargs])
+    clean, clean_tools = stencil.messages(messages), stencil.tools(tools)
+    variables = stencil.variables(template_kwargs)
     refusal: ConfigurationError | None = None
     for in_system in (True, False):
         placed = place_memory(frame, clean, stencil.memory, in_system=in_system)
         try:
-            text = tokenizer.render(placed, tools=clean_tools, **template_kwargs)
+            text = tokenizer.render(placed, tools=clean_tools, **variables)
         except ConfigurationError as error:
             refusal = refusal or error
             continue
@@ -159,6 +185,11 @@ def defuse(text: str, tokenizer: ChatTokenizer) -> str:
     for token in sorted(tokenizer.control_tokens, key=len, reverse=True):
         text = text.replace(token, token[0] + _ZERO_WIDTH_SPACE + token[1:])
     return text
+
+
+def defuse_message(message: Mapping[str, Any], tokenizer: ChatTokenizer) -> dict[str, Any]:
+    """A message in which no control token can be read, in none of its fields."""
+    return map_message(message, lambda text: defuse(text, tokenizer))
 
 
 def as_mappings(messages: Sequence[Message | Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 from dataclasses import dataclass, field
 from datetime import datetime
 
@@ -15,7 +14,6 @@ __all__ = ["DEFAULT_FRAME", "Frame"]
 
 _LINE_FORMAT = 1
 """Grows when :meth:`Frame.line` writes the same fact in another way."""
-_LINE_BREAKS = re.compile(r"\s*[\n\r\v\f\x1c-\x1e\x85\u2028\u2029]+\s*")
 _MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 
 
@@ -68,7 +66,8 @@ class Frame:
 
 
 def _fold(text: str) -> str:
-    return _LINE_BREAKS.sub(" ", text.strip())
+    # Not a regular expression, whose time would grow with the square of a run of spaces.
+    return " ".join(part for line in text.splitlines() if (part := line.strip()))
 
 
 def _date(when: datetime) -> str:

@@ -22,8 +22,10 @@ __all__ = ["HandleMatch", "HandleMinter", "strip_handles"]
 _MAC_BYTES = 10
 _FACT_ID = re.compile(r"f[a-z2-7]{1,64}")
 _MARKER = re.compile(r"\[\[ifs:(f[a-z2-7]{1,64})0([a-p]{20})([a-p]{1,8})\]\]")
-# Whatever looks like a marker is kept from the model, well formed or not.
-_LOOKS_LIKE = re.compile(r"\[\[ifs:[^\[\]\s]{0,256}\]\]")
+# Whatever looks like a marker is kept from the model, well formed or not: ``[[ifs:``, at most this
+# many characters that are no brackets and no space, ``]]``.
+_MAX_INSIDE = 256
+_PIECES = re.compile(r"[\[\]]|[^\[\]]+")
 _ALPHABET = "abcdefghijklmnop"
 
 
@@ -105,13 +107,53 @@ def strip_handles(text: str) -> str:
         return text
     kept = []
     for line in text.split("\n"):
-        bare = line
-        # Taking one out can bring another together: "[[ifs:[[ifs:a]]b]]".
-        while _LOOKS_LIKE.search(bare):
-            bare = _LOOKS_LIKE.sub("", bare)
+        bare = _without_markers(line) if "[[ifs:" in line else line
         if bare == line or bare.strip(" \t-*•"):
             kept.append(bare if bare == line else re.sub(r"[ \t]{2,}", " ", bare).rstrip(" \t"))
     return "\n".join(kept)
+
+
+def _without_markers(line: str) -> str:
+    """``line`` without markers, in one pass.
+
+    Taking one out can bring another together, as in ``[[ifs:[[ifs:a]]b]]``. What is kept is
+    therefore a stack without markers: only a ``]`` can complete one, at its top.
+    """
+    kept: list[str | _Words] = []  # brackets, and what stands between them
+    for piece in _PIECES.findall(line):
+        if piece == "]":
+            kept.append(piece)
+            if _ends_in_marker(kept):
+                del kept[-5:]
+        elif piece == "[":
+            kept.append(piece)
+        elif kept and isinstance(kept[-1], _Words):
+            kept[-1].add(piece)
+        else:
+            kept.append(_Words([piece], len(piece)))
+    return "".join(item if isinstance(item, str) else "".join(item.parts) for item in kept)
+
+
+@dataclass(slots=True)
+class _Words:
+    """Text without brackets, in the parts it came in, and its length."""
+
+    parts: list[str]
+    size: int
+
+    def add(self, part: str) -> None:
+        self.parts.append(part)
+        self.size += len(part)
+
+
+def _ends_in_marker(kept: list[str | _Words]) -> bool:
+    if len(kept) < 5 or kept[-2] != "]" or not kept[-5] == kept[-4] == "[":
+        return False
+    words = kept[-3]
+    if isinstance(words, str) or words.size > len("ifs:") + _MAX_INSIDE:
+        return False
+    inside = "".join(words.parts)
+    return inside.startswith("ifs:") and not any(map(str.isspace, inside))
 
 
 def _letters(number: int) -> str:

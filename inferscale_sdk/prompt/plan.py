@@ -21,6 +21,7 @@ from inferscale_sdk.prompt.cut import (
     as_mappings,
     cut_prompt,
     defuse,
+    defuse_message,
     place_memory,
     whole_prompt,
 )
@@ -146,7 +147,7 @@ class Planner:
         plan = PromptPlan(
             token_ids=ids,
             cache_salt=self._salt(secret, fingerprint, "text"),
-            messages=tuple(messages),
+            messages=self._readable(messages),
             fingerprint=fingerprint,
         )
         return _with(plan, dropped=tuple(dropped), seq=seq)
@@ -258,16 +259,28 @@ class Planner:
                 if line.key is not None
             ]
         keys = [segment.key for segment in segments]
+        safe = [defuse_message(message, self.tokenizer) for message in chat]
         text = defuse("".join(self.frame.line(line.fact) for line in ordered), self.tokenizer)
         return PromptPlan(
             token_ids=tuple(token_ids),
             segments=tuple(segments),
             cache_salt=self._salt(secret, fingerprint, salt_suffix(keys) if keys else "text"),
-            messages=tuple(place_memory(self.frame, chat, text, in_system=cut.in_system)),
+            messages=tuple(place_memory(self.frame, safe, text, in_system=cut.in_system)),
             fact_ids=tuple(line.fact.id for line in ordered),
             live_fact_ids=tuple(line.fact.id for line in (live if segments else ordered)),
             memory_tokens=sum(len(line.token_ids) for line in ordered),
             fingerprint=fingerprint,
+        )
+
+    def _readable(
+        self, messages: Sequence[Message | Mapping[str, Any]]
+    ) -> tuple[Message | Mapping[str, Any], ...]:
+        """The conversation for a server that tokenises it; as given where that is harmless."""
+        chat = as_mappings(messages)
+        safe = [defuse_message(message, self.tokenizer) for message in chat]
+        return tuple(
+            given if same == changed else changed
+            for given, same, changed in zip(messages, chat, safe, strict=True)
         )
 
     def _key(

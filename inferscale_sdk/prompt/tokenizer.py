@@ -178,8 +178,11 @@ def _template_call(call: Mapping[str, Any]) -> dict[str, Any]:
         return dict(call)
     try:
         parsed = json.loads(arguments) if arguments.strip() else {}
-    except ValueError:
+    except (ValueError, RecursionError):
         # What a model made up is passed on as it is.
+        parsed = arguments
+    if isinstance(parsed, str):
+        # Reading it twice must give the same: text inside it may read as JSON once more.
         parsed = arguments
     return {**call, "function": {**function, "arguments": parsed}}
 

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import re
+import time
 from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from inferscale_sdk.errors import ConfigurationError
 from inferscale_sdk.prompt.frame import DEFAULT_FRAME, Frame
+from inferscale_sdk.types import Fact, Namespace
 
 
 def test_line_shows_what_is_known(make_fact: Any) -> None:
@@ -57,3 +62,19 @@ def test_default_version_is_pinned() -> None:
 def test_header_must_end_its_line() -> None:
     with pytest.raises(ConfigurationError, match="line break"):
         Frame(header="Notes:")
+
+
+@given(st.text("ab \t\n\r\v\f\x1c\x1d\x1e\x1f\x85\u2028\u2029\u00a0", max_size=40))
+def test_folding_is_what_it_always_was(text: str) -> None:
+    """Lines are tokens and tokens are keys: how a fact is written must not drift."""
+    now = datetime(2023, 5, 8, tzinfo=UTC)
+    fact = Fact("fabc", 1, text, Namespace(user_id="alice"), "c", 0, now, now)
+    breaks = r"\s*[\n\r\v\f\x1c-\x1e\x85\u2028\u2029]+\s*"
+    assert DEFAULT_FRAME.line(fact) == f"- {re.sub(breaks, ' ', text.strip())}\n"
+
+
+@pytest.mark.parametrize("text", ["a" + " " * 256_000 + "b", "a" + " \n" * 128_000 + "b"])
+def test_time_grows_with_the_length_only(make_fact: Any, text: str) -> None:
+    started = time.perf_counter()
+    DEFAULT_FRAME.line(make_fact(text, speaker=text))
+    assert time.perf_counter() - started < 1.0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import string
+import time
 from datetime import UTC, datetime
 from typing import Any
 
@@ -130,3 +131,33 @@ def test_strip_takes_whatever_looks_like_one(make_fact: Any) -> None:
 @given(st.text("[]ifs:0ab \n", max_size=60))
 def test_nothing_left_looks_like_one(text: str) -> None:
     assert not re.search(r"\[\[ifs:[^\[\]\s]{0,256}\]\]", strip_handles(text))
+
+
+@given(st.lists(st.sampled_from(["[[ifs:", "]]", "[", "]", "ifs:", "a", " ", "\n"]), max_size=30))
+def test_one_pass_removes_what_repeated_passes_would(parts: list[str]) -> None:
+    text = "".join(parts)
+    plain = text.replace("\n", "").replace(" ", "")
+    expected = plain
+    while (fewer := re.sub(r"\[\[ifs:[^\[\]\s]{0,256}\]\]", "", expected)) != expected:
+        expected = fewer
+    assert strip_handles(plain) == (expected if expected.strip("-*•") else "")
+    assert not re.search(r"\[\[ifs:[^\[\]\s]{0,256}\]\]", strip_handles(text))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[[ifs:" * 32_000 + "]]" * 32_000,
+        "[[ifs:" + "[[ifs:a]]b" * 26_000,
+        "[[ifs:" + "a" * 256_000 + "]]",
+        "[[ifs:" + "]" * 256_000,
+        "[" * 256_000 + "ifs:",
+        "[[ifs:a" * 36_000,
+        "[[ifs:a]]" + " " * 256_000 + "x",
+    ],
+    ids=["nested", "inner", "long", "closings", "openings", "open", "spaces"],
+)
+def test_time_grows_with_the_length_only(text: str) -> None:
+    started = time.perf_counter()
+    strip_handles(text)
+    assert time.perf_counter() - started < 1.0
