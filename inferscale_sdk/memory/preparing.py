@@ -187,6 +187,8 @@ class Preparer:
     def as_text(self, plan: PromptPlan, error: Exception) -> PromptPlan:
         """The same tokens without injection, because injecting raised ``error``.
 
+        The failure took its time: facts that went meanwhile are left out, as by :meth:`refresh`.
+
         Raises:
             EngineError: ``error`` itself, if text would not mend it or is not wanted.
         """
@@ -194,9 +196,11 @@ class Preparer:
             raise error
         note = self._degrade("injection failed, memory given as text", error)
         text = without_segments(plan)
-        if isinstance(text, PreparedPlan):
-            return replace(text, note=_join(text.note, note))
-        return text
+        if not isinstance(text, PreparedPlan):
+            return text
+        # Whatever is planned again must not inject either.
+        request = None if text.request is None else replace(text.request, inject=False)
+        return self.refresh(replace(text, request=request, note=_join(text.note, note)))
 
     def _degrade(self, what: str, error: Exception) -> str:
         """Log and count a failure, or raise it; returns what the report says about it."""

@@ -246,6 +246,25 @@ def test_a_server_that_fails_on_injection_is_asked_again_as_text(bridge, marker)
         bridge.retry_as_text(again, RuntimeError("500"))
 
 
+@pytest.mark.parametrize("text_completion", [False, True])
+def test_asked_again_as_text_a_deleted_fact_is_left_out(bridge, marker, text_completion):
+    if text_completion:
+        request = bridge.open_text(f"{marker('dog')} {marker('Lisbon')} x", user_id="ann")
+    else:
+        content = f"{marker('dog')} {marker('Lisbon')}"
+        request = bridge.open([{"role": "system", "content": content}, ASK], user_id="ann")
+    gone, kept = (
+        next(s.fact for s in request.plan.facts if word in s.fact.text)
+        for word in ("dog", "Lisbon")
+    )
+    bridge.memory.delete(gone.id, user_id="ann")
+    again = bridge.retry_as_text(request, RuntimeError("500"))
+    assert [scored.fact for scored in again.plan.facts] == [kept]
+    assert again.plan.segments == ()
+    assert gone.text in prompt_of(request) and gone.text not in prompt_of(again)
+    assert kept.text in prompt_of(again)
+
+
 def test_text_completion_carries_memory_before_the_prompt(bridge, marker):
     prompt = f"{marker('Lisbon')}\nAnn lives in"
     for _ in range(2):

@@ -16,7 +16,7 @@ from inferscale_sdk.errors import (
     StoreError,
 )
 from inferscale_sdk.ingest.windows import PrecedingTurns
-from inferscale_sdk.memory import PreparedPlan
+from inferscale_sdk.memory import AsyncMemory, PreparedPlan
 from inferscale_sdk.prompt.base import PromptPlan
 from inferscale_sdk.testing.fake_engine import FakeEngine
 from inferscale_sdk.types import InjectionStatus
@@ -447,3 +447,55 @@ def test_a_model_that_cannot_inject_gets_text(make, life):
 def test_a_prepared_plan_can_be_changed_and_still_sent(alice):
     plan = alice.prepare("my dog?", user_id="alice")
     assert isinstance(replace(plan, cache_salt=plan.cache_salt), PreparedPlan)
+
+
+# -- deleted while the engine fails ---------------------------------------------------------
+
+
+@pytest.fixture
+def deleting(alice, engine, monkeypatch):
+    """The engine takes so long to fail at injecting that a fact is deleted meanwhile."""
+    engine.faults.inject_error = EngineError("injection broke")
+    receive = engine._receive
+
+    def slow(plan, *args):
+        if plan.segments:
+            for fact in alice.get_all(user_id="alice"):
+                if "Pepper" in fact.text:
+                    alice.delete(fact.id, user_id="alice", hard=True)
+        return receive(plan, *args)
+
+    monkeypatch.setattr(engine, "_receive", slow)
+    return engine
+
+
+def _check_fallback(engine, report):
+    assert len(engine.prompts) == 2, "injected first, then as text"
+    failed, sent = engine.prompts
+    assert "Pepper" in engine.prompt_text(failed)
+    assert "Pepper" not in engine.prompt_text(sent) and not sent.segments
+    assert "Lisbon" in engine.prompt_text(sent), "the other facts are still there"
+    assert "injection failed" in report.reason
+
+
+def test_the_text_that_stands_in_has_no_deleted_fact(alice, deleting):
+    answer = alice.answer("my dog and Lisbon?", user_id="alice")
+    _check_fallback(deleting, answer.report)
+    assert all("Pepper" not in scored.fact.text for scored in answer.facts)
+
+
+def test_the_streamed_text_that_stands_in_has_no_deleted_fact(alice, deleting):
+    *_, last = alice.stream("my dog and Lisbon?", user_id="alice")
+    _check_fallback(deleting, last.completion.report)
+
+
+async def test_the_async_texts_that_stand_in_have_no_deleted_fact(alice, deleting):
+    memory = AsyncMemory.wrap(alice)
+    answer = await memory.answer("my dog and Lisbon?", user_id="alice")
+    _check_fallback(deleting, answer.report)
+
+
+async def test_the_async_stream_that_stands_in_has_no_deleted_fact(alice, deleting):
+    memory = AsyncMemory.wrap(alice)
+    chunks = [chunk async for chunk in memory.stream("my dog and Lisbon?", user_id="alice")]
+    _check_fallback(deleting, chunks[-1].completion.report)
