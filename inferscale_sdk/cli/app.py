@@ -9,7 +9,7 @@ from typer.core import TyperGroup
 
 from inferscale_sdk.cli import chat, demo, doctor, kv, memory, serve, version
 from inferscale_sdk.cli.output import print_error
-from inferscale_sdk.errors import ConfigurationError, InferScaleError
+from inferscale_sdk.errors import ConfigurationError, InferScaleError, NamespaceError
 
 __all__ = ["app"]
 
@@ -26,7 +26,7 @@ class _CleanErrors(TyperGroup):
             return super().invoke(ctx)
         except InferScaleError as error:
             print_error(error)
-            wrong_setup = isinstance(error, ConfigurationError)
+            wrong_setup = isinstance(error, ConfigurationError | NamespaceError)
             raise typer.Exit(EXIT_SETUP if wrong_setup else EXIT_FAILED) from error
         except KeyboardInterrupt as error:
             raise typer.Exit(EXIT_INTERRUPTED) from error

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from inferscale_sdk.cli.facts import fact_dict
-from inferscale_sdk.cli.output import err, out, print_json_line
+from inferscale_sdk.cli.output import err, out, print_json_line, visible
 from inferscale_sdk.errors import NotFoundError
 from inferscale_sdk.types import Message
 
@@ -70,11 +70,11 @@ class TextView:
         """List the facts, if verbose."""
         if self._verbose:
             for scored in facts:
-                self._dim(f"  {scored.score:.3f}  {scored.fact.text}")
+                self._dim(f"  {scored.score:.3f}  {visible(scored.fact.text)}")
 
     def piece(self, text: str) -> None:
         """Write it at once."""
-        sys.stdout.write(text)
+        sys.stdout.write(visible(text))
         sys.stdout.flush()
 
     def done(self, question: str, answer: str, report: InjectionReport) -> None:
@@ -86,13 +86,14 @@ class TextView:
     def facts(self, facts: Sequence[Fact]) -> None:
         """One line each."""
         for fact in facts:
-            out().print(f"{fact.id}  {fact.speaker or ''}: {fact.text}", markup=False)
+            line = visible(f"{fact.speaker or ''}: {fact.text}")
+            out().print(f"{fact.id}  {line}", markup=False)
         if not facts:
             self.note("nothing is remembered yet")
 
     def note(self, text: str) -> None:
         """To stderr, so that piped answers stay clean."""
-        err().print(text, style="dim", markup=False)
+        err().print(visible(text), style="dim", markup=False)
 
     def _dim(self, text: str) -> None:
         err().print(text, style="dim", markup=False)

@@ -13,7 +13,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from inferscale_sdk.cli.options import DEFAULT_USER, Agent, App, Json, Run, Store, User
-from inferscale_sdk.cli.output import err, out, print_json, print_json_line, working
+from inferscale_sdk.cli.output import (
+    err,
+    interactive,
+    out,
+    print_json,
+    print_json_line,
+    visible,
+    working,
+)
 
 if TYPE_CHECKING:
     from inferscale_sdk.memory import Memory
@@ -120,15 +128,18 @@ def forget(
     ids = _ids(user, agent, run, app_id)
     with _open(store) as memory:
         if everything:
-            if not yes and not json:
-                typer.confirm(f"Forget all {memory.count(**ids)} facts of {user}?", abort=True)
-            n = memory.delete_all(hard=hard, **ids)
-        else:
-            n = len([memory.delete(fact_id, hard=hard, **ids) for fact_id in fact_ids or ()])
-    if json:
-        print_json({"forgotten": n})
-    else:
-        out().print(f"forgotten: {n}")
+            if not yes:
+                _confirm(f"Forget all {memory.count(**ids)} facts of {user}?")
+            _show_forgotten(memory.delete_all(hard=hard, **ids), json)
+            return
+        n = 0
+        try:
+            for fact_id in fact_ids or ():
+                memory.delete(fact_id, hard=hard, **ids)
+                n += 1
+        finally:
+            # Also before an error is shown: those before it are gone.
+            _show_forgotten(n, json)
 
 
 @app.command()
@@ -175,9 +186,9 @@ def history(
         print_json([{**asdict(event), "kind": event.kind.value} for event in events])
         return
     for event in events:
-        text = event.new_text if event.new_text is not None else event.old_text
+        text = visible(event.new_text or event.old_text or "")
         out().print(
-            f"{event.at:%Y-%m-%d %H:%M}  {event.kind.value:<6}  v{event.version}  {text or ''}",
+            f"{event.at:%Y-%m-%d %H:%M}  {event.kind.value:<6}  v{event.version}  {text}",
             markup=False,
         )
 
@@ -222,6 +233,20 @@ def _ids(user: str, agent: str | None, run: str | None, app_id: str | None) -> d
     return {"user_id": user, "agent_id": agent, "run_id": run, "app_id": app_id}
 
 
+def _confirm(question: str) -> None:
+    """Ask on stderr; ends the command if the answer is no, or nobody is there to give one."""
+    if not interactive():
+        raise typer.BadParameter(f"{question} Nobody is there to answer; give --yes")
+    typer.confirm(question, abort=True, err=True)
+
+
+def _show_forgotten(n: int, json: bool) -> None:
+    if json:
+        print_json({"forgotten": n})
+    else:
+        out().print(f"forgotten: {n}")
+
+
 def _utc(when: datetime | None) -> datetime | None:
     from datetime import UTC
 
@@ -241,7 +266,7 @@ def _show(facts: list[Fact], json: bool) -> None:
 def _line(fact: Fact) -> str:
     date = f"{fact.event_time:%Y-%m-%d} " if fact.event_time else ""
     speaker = f"{fact.speaker}: " if fact.speaker else ""
-    return f"{date}{speaker}{fact.text}"
+    return visible(f"{date}{speaker}{fact.text}")
 
 
 @contextmanager

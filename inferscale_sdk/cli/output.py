@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,13 +14,18 @@ if TYPE_CHECKING:
 
 __all__ = [
     "err",
+    "interactive",
     "out",
     "print_error",
     "print_json",
     "print_json_line",
     "progress_bar",
+    "visible",
     "working",
 ]
+
+# What moves the cursor, colours, or turns the direction of writing. Line feed and tab may stay.
+_UNSEEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 
 Advance = Callable[[int], None]
 
@@ -38,6 +44,16 @@ def err() -> Console:
     return Console(stderr=True, highlight=False, soft_wrap=True)
 
 
+def interactive() -> bool:
+    """Whether somebody is there to answer a question."""
+    return sys.stdin.isatty()
+
+
+def visible(text: str) -> str:
+    """``text`` with control characters escaped: a fact must not command the terminal."""
+    return _UNSEEN.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
+
+
 def print_json(value: object) -> None:
     """One JSON document on stdout; times as ISO 8601, other values by their text."""
     sys.stdout.write(json.dumps(value, ensure_ascii=False, indent=2, default=_plain) + "\n")
@@ -54,7 +70,7 @@ def print_error(error: BaseException) -> None:
     """One message on stderr."""
     from rich.text import Text
 
-    err().print(Text.assemble((f"{type(error).__name__}: ", "bold red"), str(error)))
+    err().print(Text.assemble((f"{type(error).__name__}: ", "bold red"), visible(str(error))))
 
 
 @contextmanager

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from inferscale_sdk.config import settings
 from inferscale_sdk.engines.base import Engine
-from inferscale_sdk.errors import ConfigurationError
+from inferscale_sdk.errors import ConfigurationError, StoreError
 from inferscale_sdk.facts.base import FactStore
 from inferscale_sdk.ingest.windows import PrecedingTurns, WindowStrategy
 from inferscale_sdk.memory.handle_desk import HandleDesk
@@ -105,7 +105,10 @@ class Assembly:
 
         Raises:
             ConfigurationError: The memory was built without an engine.
+            StoreError: The memory is closed: it must not answer as if it were empty.
         """
+        if self._closed:
+            raise StoreError("this memory is closed; open it again to answer with it")
         if self._serving is None:
             raise ConfigurationError(
                 "this memory has no engine to answer with; build it with one, e.g. "

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 from inferscale_sdk.engines.base import Engine
-from inferscale_sdk.errors import ConfigurationError
 from inferscale_sdk.facts.base import FactStore
 from inferscale_sdk.ingest.progress import ProgressCallback
 from inferscale_sdk.ingest.windows import WindowStrategy
@@ -18,6 +17,7 @@ from inferscale_sdk.memory.verbs import DEFAULT_TOP_K
 from inferscale_sdk.memory.write_verbs import WriteVerbs
 from inferscale_sdk.prompt.frame import DEFAULT_FRAME, Frame
 from inferscale_sdk.recall.base import Embedder, RecallIndex
+from inferscale_sdk.sqlite.clauses import check_count
 from inferscale_sdk.types import Namespace
 
 __all__ = ["Memory"]
@@ -70,12 +70,8 @@ class Memory(WriteVerbs, FindVerbs, AnswerVerbs):
         background: bool = True,
         max_fact_chars: int = DEFAULT_MAX_FACT_CHARS,
     ) -> None:
-        if top_k < 1:
-            raise ConfigurationError(f"top_k={top_k} must be at least 1")
-        if max_fact_chars < 16:
-            raise ConfigurationError(f"max_fact_chars={max_fact_chars} must be at least 16")
-        self._top_k = top_k
-        self._max_fact_chars = max_fact_chars
+        self._top_k = check_count(top_k, "top_k", least=1)
+        self._max_fact_chars = check_count(max_fact_chars, "max_fact_chars", least=16)
         self._parts = Assembly(
             engine,
             path=path,

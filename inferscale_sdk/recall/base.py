@@ -11,8 +11,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from math import isfinite
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
+from inferscale_sdk.errors import ConfigurationError
 from inferscale_sdk.types import Fact, Namespace
 
 if TYPE_CHECKING:
@@ -67,6 +69,20 @@ class RecallQuery:
     since: datetime | None = None
     until: datetime | None = None
     threshold: float | None = None
+
+    def __post_init__(self) -> None:
+        """Check the threshold, which no index could compare otherwise.
+
+        Raises:
+            ConfigurationError: It is not a finite number.
+        """
+        least = self.threshold
+        if least is None:
+            return
+        if isinstance(least, bool) or not isinstance(least, int | float) or not isfinite(least):
+            raise ConfigurationError(
+                f"threshold={least!r} is not a number; give a cosine similarity, -1 to 1"
+            )
 
 
 @dataclass(frozen=True, slots=True)

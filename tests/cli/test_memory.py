@@ -3,6 +3,8 @@
 import json
 import stat
 
+import pytest
+
 
 def ids(facts):
     return [fact["id"] for fact in facts]
@@ -61,15 +63,49 @@ def test_a_hard_forget_erases_the_text_everywhere(cli):
     assert "I like tea" not in cli("memory", "history", fact["id"]).output
 
 
-def test_forgetting_everything_asks_first(cli):
+def test_forgetting_everything_asks_first(cli, monkeypatch):
     cli("memory", "add", "one", "two")
+    monkeypatch.setattr("inferscale_sdk.cli.memory.interactive", lambda: True)
 
-    assert (
-        "Forget all 2 facts of me?" in cli("memory", "forget", "--all", stdin="n\n", code=1).output
-    )
+    for option in ((), ("--json",)):
+        asked = cli("memory", "forget", "--all", *option, stdin="n\n", code=1)
+        assert "Forget all 2 facts of me?" in asked.stderr
+        assert "Forget" not in asked.stdout
     assert len(cli.json("memory", "list")) == 2
     assert cli("memory", "forget", "--all", "--yes").stdout == "forgotten: 2\n"
     assert cli.json("memory", "list") == []
+
+
+@pytest.mark.parametrize("option", [(), ("--json",)])
+def test_where_nobody_can_be_asked_everything_needs_yes(cli, option):
+    cli("memory", "add", "one", "two")
+
+    assert "--yes" in cli("memory", "forget", "--all", *option, stdin="y\n", code=2).stderr
+    assert len(cli.json("memory", "list")) == 2
+    assert cli.json("memory", "forget", "--all", "--yes") == {"forgotten": 2}
+
+
+def test_what_was_forgotten_before_an_error_is_told(cli):
+    one, two = cli.json("memory", "add", "one", "two")
+
+    told = cli("memory", "forget", one["id"], "fnothing", two["id"], code=1)
+    assert told.stdout == "forgotten: 1\n" and "fnothing" in told.stderr
+    assert cli.json("memory", "forget", two["id"], "fnothing", code=1) == {"forgotten": 1}
+
+
+def test_a_user_that_must_be_named_is_a_wrong_call(cli):
+    assert "NamespaceError" in cli("memory", "list", "-u", "", code=2).stderr
+
+
+def test_facts_do_not_command_the_terminal(cli):
+    text = "tea \x1b[31mred\x1b]0;title\x07 \x9b2J \u202eback\r"
+    (fact,) = cli.json("memory", "add", f"{text}.", "--speaker", "\x1b[2J")
+
+    for command in (["list"], ["search", "tea"], ["history", fact["id"]]):
+        shown = cli("memory", *command).stdout
+        assert not {"\x1b", "\x07", "\x9b", "\r", "\u202e"} & set(shown)
+        assert "\\x1b[31mred" in shown and "\\u202eback\\r." in shown
+    assert "\x1b[31mred" in cli.json("memory", "list")[0]["text"], "JSON is data"
 
 
 def test_forget_needs_facts_or_all_and_not_both(cli):

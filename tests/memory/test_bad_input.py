@@ -1,0 +1,110 @@
+"""Wrong calls are told what is wrong with which value, and a closed memory does not pretend."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from inferscale_sdk.errors import ConfigurationError, StoreError
+from inferscale_sdk.recall.hybrid import HybridRecall
+from inferscale_sdk.testing.fake_embedder import FakeEmbedder
+
+
+@pytest.mark.parametrize("threshold", ["x", math.nan, math.inf, True, [0.5]])
+def test_a_threshold_is_a_number(memory, threshold):
+    memory.add("I like tea", user_id="alice")
+    for ask in (memory.search, memory.handles, memory.answer):
+        with pytest.raises(ConfigurationError, match="threshold="):
+            ask("tea", user_id="alice", threshold=threshold)
+        with pytest.raises(ConfigurationError, match="threshold="):
+            ask(" ", user_id="alice", threshold=threshold)
+
+
+def test_thresholds_of_any_kind_of_number(memory):
+    memory.add("I like tea", user_id="alice")
+    for threshold in (0, 0.0, -1, np.float64(-0.5)):
+        assert memory.search("tea", user_id="alice", threshold=threshold)
+
+
+@pytest.mark.parametrize("name", ["top_k", "max_fact_chars"])
+@pytest.mark.parametrize("value", ["x", 0, -3, 2.5, None])
+def test_counts_are_whole_numbers(make, name, value):
+    with pytest.raises(ConfigurationError, match=f"{name}="):
+        make(**{name: value})
+
+
+def test_only_facts_have_handles(memory):
+    with pytest.raises(ConfigurationError, match="'x' is not a fact"):
+        memory.mint(["x"])
+
+
+def test_metadata_and_time_leave_a_handle_valid(memory):
+    from datetime import UTC, datetime
+
+    (fact,) = memory.add("My dog is called Pepper", user_id="alice")
+    (handle,) = memory.mint([fact])
+    changed = memory.update(fact.id, metadata={"topic": "pets"}, user_id="alice")
+    assert changed.version == 2
+    assert memory.resolve(handle, user_id="alice") == [changed]
+    changed = memory.update(fact.id, timestamp=datetime(2024, 1, 1, tzinfo=UTC), user_id="alice")
+    assert memory.resolve(handle, user_id="alice") == [changed]
+    memory.update(fact.id, text="My dog is called Salt", user_id="alice")
+    assert memory.resolve(handle, user_id="alice") == []
+
+
+def test_a_handle_of_a_version_to_come_is_inert(memory):
+    (fact,) = memory.add("My dog is called Pepper", user_id="alice")
+    from dataclasses import replace
+
+    (handle,) = memory.mint([replace(fact, version=2)])
+    assert memory.resolve(handle, user_id="alice") == []
+
+
+def test_a_closed_memory_does_not_answer(memory):
+    memory.add("I like tea", user_id="alice")
+    plan = memory.prepare("tea?", user_id="alice")
+    stream = memory.complete_stream(plan)
+    memory.close()
+    for call in (
+        lambda: memory.answer("tea?", user_id="alice"),
+        lambda: memory.stream("tea?", user_id="alice"),
+        lambda: memory.prepare("tea?", user_id="alice"),
+        lambda: memory.complete(plan),
+        lambda: memory.complete_stream(plan),
+        lambda: memory.refresh(plan),
+        lambda: memory.search("tea?", user_id="alice"),
+        lambda: memory.add("more", user_id="alice"),
+    ):
+        with pytest.raises(StoreError, match="closed"):
+            call()
+    stream.close()
+
+
+def test_another_embedder_is_told_the_ways_out(make, tmp_path):
+    memory = make()
+    memory.add("I like tea", user_id="alice")
+    memory.search("tea", user_id="alice")
+    memory.close()
+
+    class Other(FakeEmbedder):
+        @property
+        def name(self):
+            return "other"
+
+    again = make(embedder=Other())
+    with pytest.raises(ConfigurationError, match="delete the file") as caught:
+        again.search("tea", user_id="alice")
+    again.close()
+    path = tmp_path / "memory" / "recall.db"
+    assert str(path) in str(caught.value)
+
+    # Both ways that the message names work.
+    index = HybridRecall(path, Other(), on_mismatch="reembed")
+    given = make(index=index, embedder=None)
+    assert given.search("tea", user_id="alice")
+    given.close()
+    index.close()
+    path.unlink()
+    assert make(embedder=Other()).search("tea", user_id="alice")
