@@ -38,6 +38,7 @@ EVENT_COLUMNS = (
     "seq, kind, fact_id, version, app_id, user_id, agent_id, run_id, at_us, old_text, new_text"
 )
 
+MAX_SPEAKER_CHARS = 128
 _ID_BYTES = 15  # 120 bits, 24 characters of base32 without padding
 _ESCAPED_NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
 
@@ -56,7 +57,7 @@ def check_fact(fact: NewFact, max_chars: int) -> None:
 
     Raises:
         ConfigurationError: A field has the wrong type or holds text that is not Unicode, the text
-            is blank or too long, or a time is naive.
+            or the speaker is too long, the text is blank, or a time is naive.
     """
     if not isinstance(fact, NewFact):
         raise ConfigurationError(f"facts are NewFact values, not {type(fact).__name__}")
@@ -66,6 +67,16 @@ def check_fact(fact: NewFact, max_chars: int) -> None:
         value = getattr(fact, name)
         if value is not None:
             _check_string(value, name)
+    _check_speaker(fact.speaker)
+
+
+def _check_speaker(speaker: str | None) -> None:
+    # It stands in the prompt before the text, so the text's own limit must not be its way round.
+    if speaker is not None and len(speaker) > MAX_SPEAKER_CHARS:
+        raise ConfigurationError(
+            f"the speaker {speaker[:40]!r}… has {len(speaker)} characters, a fact takes at most "
+            f"{MAX_SPEAKER_CHARS}; shorten the name"
+        )
 
 
 def check_text(text: str, max_chars: int) -> None:

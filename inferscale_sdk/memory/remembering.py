@@ -13,7 +13,7 @@ from inferscale_sdk.memory.turns import MessagesLike, as_turns, split_text, turn
 from inferscale_sdk.prompt.handles import strip_handles
 from inferscale_sdk.types import NewFact
 
-__all__ = ["new_facts"]
+__all__ = ["new_facts", "without_handles"]
 
 log = logging.getLogger(__name__)
 
@@ -58,6 +58,14 @@ def new_facts(
     )
 
 
+def without_handles(fact: NewFact) -> NewFact:
+    """``fact`` without markers in what the model will read: its text and its speaker."""
+    speaker = fact.speaker
+    if isinstance(speaker, str) and (clean := strip_handles(speaker)) != speaker:
+        speaker = clean.strip() or None
+    return replace(fact, text=strip_handles(fact.text), speaker=speaker)
+
+
 def _extracted(
     found: Sequence[str | NewFact],
     max_chars: int,
@@ -67,7 +75,8 @@ def _extracted(
 ) -> Iterator[NewFact]:
     for item in found:
         fact = NewFact(item, event_time=when) if isinstance(item, str) else item
-        text = strip_handles(fact.text).strip()
+        fact = without_handles(fact)
+        text = fact.text.strip()
         for piece in split_text(text, max_chars) if text else ():
             yield replace(
                 fact,

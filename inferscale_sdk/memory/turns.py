@@ -10,6 +10,7 @@ from uuid import uuid4
 
 from inferscale_sdk.errors import ConfigurationError
 from inferscale_sdk.prompt.handles import strip_handles
+from inferscale_sdk.prompt.strings import map_message
 from inferscale_sdk.types import Message, NewFact
 
 __all__ = ["ChatMessage", "MessagesLike", "as_chat", "as_turns", "last_user_text", "split_text"]
@@ -23,8 +24,8 @@ _SENTENCE_END = re.compile(r"(?<=[.!?…。！？])[\"'”’)\]]*\s+|\n+")
 def as_chat(messages: MessagesLike) -> list[ChatMessage]:
     """The conversation as a list; a string is a user's turn, content parts become text.
 
-    Fact handles are taken out of every text: what they stand for is planned apart, and one that a
-    user typed must not reach the model. Other fields of a mapping (tool calls, names) are kept.
+    Fact handles are taken out of every string, names and the arguments of tool calls included: what
+    they stand for is planned apart, and one that a user typed must not reach the model.
 
     Raises:
         ConfigurationError: A message has no role, or its content is not text.
@@ -43,11 +44,8 @@ def _chat_message(item: str | ChatMessage) -> ChatMessage:
         return Message("user", strip_handles(item))
     if isinstance(item, Message):
         content = strip_handles(_text_of(item.content))
-        return (
-            item
-            if content == item.content
-            else Message(item.role, content, item.name, item.timestamp)
-        )
+        turn = Message(strip_handles(item.role), content, _name(item.name), item.timestamp)
+        return item if turn == item else turn
     if not isinstance(item, Mapping):
         raise ConfigurationError(
             f"a message is a string, a Message or a mapping, got {type(item).__name__}"
@@ -56,7 +54,22 @@ def _chat_message(item: str | ChatMessage) -> ChatMessage:
         raise ConfigurationError(
             f"a message needs a role (system, user, assistant, tool), got keys {sorted(item)}"
         )
-    return {**item, "content": strip_handles(_text_of(item.get("content")))}
+    content = strip_handles(_text_of(item.get("content")))
+    # Set once more, because a key that lost a handle may have become one of these.
+    clean = {**map_message(item, strip_handles), "role": strip_handles(item["role"])}
+    clean["content"] = content
+    if "name" in item and (name := _name(item["name"])) != item["name"]:
+        clean["name"] = name
+        if name is None:
+            del clean["name"]
+    return clean
+
+
+def _name(name: Any) -> Any:
+    """A name without handles; ``None`` if it was nothing else."""
+    if not isinstance(name, str) or (clean := strip_handles(name)) == name:
+        return name
+    return clean.strip() or None
 
 
 def _text_of(content: Any) -> str:
@@ -157,16 +170,19 @@ def split_text(text: str, max_chars: int) -> list[str]:
     A longer sentence is cut between words, a longer word where it must be. Nothing is lost but
     white space at the cuts.
     """
-    pieces: list[str] = []
+    pieces: list[list[str]] = []
+    room = 0
     for sentence in _sentences(text):
         for part in _chop(sentence, max_chars):
-            if pieces and len(pieces[-1]) + 1 + len(part) <= max_chars:
-                pieces[-1] = f"{pieces[-1]} {part}"
+            if pieces and len(part) < room:
+                pieces[-1].append(part)
+                room -= 1 + len(part)
             else:
-                pieces.append(part)
+                pieces.append([part])
+                room = max_chars - len(part)
     if len(pieces) == 1:
         return [text.strip()]
-    return pieces
+    return [" ".join(parts) for parts in pieces]
 
 
 def _sentences(text: str) -> Iterator[str]:
@@ -182,10 +198,14 @@ def _sentences(text: str) -> Iterator[str]:
 
 
 def _chop(sentence: str, max_chars: int) -> Iterator[str]:
-    while len(sentence) > max_chars:
-        cut = sentence.rfind(" ", 1, max_chars + 1)
-        cut = cut if cut > 0 else max_chars
-        yield sentence[:cut].strip()
-        sentence = sentence[cut:].strip()
-    if sentence:
-        yield sentence
+    start = 0
+    while len(sentence) - start > max_chars:
+        cut = sentence.rfind(" ", start + 1, start + max_chars + 1)
+        cut = cut if cut > 0 else start + max_chars
+        yield sentence[start:cut].strip()
+        # A sentence ends in no space, so there is more.
+        while sentence[cut].isspace():
+            cut += 1
+        start = cut
+    if start < len(sentence):
+        yield sentence[start:]

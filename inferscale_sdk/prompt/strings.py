@@ -43,11 +43,11 @@ def map_message(message: Mapping[str, Any], change: Change) -> dict[str, Any]:
     clean = _fields(message, _MESSAGE_KEYS, change)
     if message.get("role") in _ROLES:
         clean["role"] = message["role"]
-    calls = message.get("tool_calls")
+    calls, legacy = message.get("tool_calls"), message.get("function_call")
     if isinstance(calls, list | tuple):
         clean["tool_calls"] = [_call(call, change) for call in calls]
-    if isinstance(message.get("function_call"), Mapping):
-        clean["function_call"] = _function(message["function_call"], change)
+    if isinstance(legacy, Mapping):
+        clean["function_call"] = _function(legacy, change)
     return clean
 
 
@@ -57,7 +57,8 @@ def map_tool(tool: Mapping[str, Any], change: Change) -> dict[str, Any]:
     Raises:
         ConfigurationError: It is nested too deeply.
     """
-    return _call(tool, change)
+    clean: dict[str, Any] = _call(tool, change)
+    return clean
 
 
 def _map(value: Any, change: Change) -> Any:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import json
+import time
 from datetime import UTC, datetime
 
 import pytest
@@ -117,3 +119,70 @@ def test_split_loses_nothing_but_white_space(text, limit):
     pieces = split_text(text, limit)
     assert all(0 < len(p) <= limit for p in pieces) or not text.strip()
     assert "".join("".join(pieces).split()) == "".join(text.split())
+
+
+def test_handles_reach_the_model_through_no_string():
+    escaped = MARKER.replace(":", "\\u003a")
+    call = {
+        "id": "c1",
+        "type": "function",
+        "function": {
+            "name": f"find{MARKER}",
+            "arguments": f'{{"q": "a {escaped}", "{MARKER}k": ["{MARKER}", {{"type": "'
+            f'{MARKER}"}}]}}',
+        },
+    }
+    chat = as_chat(
+        [
+            Message("user", "hello", name=f"Ann {MARKER}"),
+            Message("user", "hello", name=MARKER),
+            {"role": "user", "content": "x", "name": MARKER},
+            {"role": "assistant", "content": MARKER, "tool_calls": [call]},
+            {"role": f"user{MARKER}", "content": "x", "documents": [{"text": f"a {MARKER}"}]},
+            {"role": "user", "content": "kept", f"content{MARKER}": 7},
+        ]
+    )
+    assert chat[0] == Message("user", "hello", name="Ann")
+    assert chat[1] == Message("user", "hello")
+    assert chat[2] == {"role": "user", "content": "x"}
+    function = chat[3]["tool_calls"][0]["function"]
+    assert function["name"] == "find"
+    assert json.loads(function["arguments"]) == {"q": "a", "k": ["", {"type": ""}]}
+    assert chat[4] == {"role": "user", "content": "x", "documents": [{"text": "a"}]}
+    assert chat[5] == {"role": "user", "content": "kept"}
+
+
+def test_speakers_are_stored_without_handles():
+    (turn,) = as_turns({"role": "user", "content": "I like tea", "name": f"Ann{MARKER}"})
+    assert turn.name == "Ann"
+    (turn,) = as_turns({"role": "user", "content": "I like tea", "name": MARKER})
+    assert turn.name is None
+
+
+def test_what_holds_no_handle_stays_as_it_is():
+    arguments = '{"a":  1}'
+    message = {
+        "role": "assistant",
+        "content": "x",
+        "name": " Ann ",
+        "tool_calls": [{"function": {"name": "f", "arguments": arguments}}],
+    }
+    assert as_chat([message]) == [message]
+
+
+@pytest.mark.parametrize(
+    ("text", "max_chars"),
+    [
+        ("a. " * 85_000, 256_000),
+        ("ab " * 85_000, 16),
+        ("a" * 256_000, 16),
+        ("a" + " " * 256_000 + "b", 16),
+        ("." + '"' * 256_000 + "b", 256_000),
+    ],
+    ids=["sentences", "words", "one_word", "spaces", "quotes"],
+)
+def test_time_of_cutting_grows_with_the_length_only(text, max_chars):
+    started = time.perf_counter()
+    pieces = split_text(text, max_chars)
+    assert time.perf_counter() - started < 1.0
+    assert all(0 < len(piece) <= max_chars for piece in pieces[:-1])

@@ -416,3 +416,38 @@ def test_contradicting_arguments(make, memory):
         make(store=memory.store, path=None)
     with pytest.raises(ConfigurationError, match="embedder"):
         make(index=memory._parts.recaller.index)
+
+
+def test_speakers_cannot_carry_handles_or_whole_texts(memory):
+    marker = "[[ifs:fabc0" + "a" * 20 + "b]]"
+    clean, gone = memory.add_facts(
+        [NewFact("I like tea", speaker=f"Ann{marker}"), NewFact("Me too", speaker=marker)],
+        user_id="alice",
+    )
+    assert (clean.speaker, gone.speaker) == ("Ann", None)
+    long = "a" * 129
+    with pytest.raises(ConfigurationError, match=r"129 characters.*128"):
+        memory.add({"role": "user", "content": "I like tea", "name": long}, user_id="alice")
+    (kept,) = memory.add(
+        {"role": "user", "content": "I like tea", "name": long[1:]}, user_id="alice"
+    )
+    assert kept.speaker == long[1:]
+
+
+def test_handles_in_tool_arguments_are_not_sent(memory, engine):
+    marker = "[[ifs:fabc0" + "a" * 20 + "b]]"
+    call = {
+        "id": "c1",
+        "type": "function",
+        "function": {"name": "find", "arguments": f'{{"q": "{marker}"}}'},
+    }
+    plan = memory.prepare(
+        [
+            {"role": "user", "content": "Where?", "name": marker},
+            {"role": "assistant", "content": "", "tool_calls": [call]},
+            {"role": "user", "content": "Well?"},
+        ],
+        user_id="alice",
+    )
+    assert "ifs:" not in str(plan.messages)
+    assert "ifs:" not in engine.prompt_text(plan)
