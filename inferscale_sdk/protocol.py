@@ -281,6 +281,9 @@ class StatsAnswer(_Answer):
     reports: dict[str, InjectAnswer] = Field(default_factory=dict)
 
 
+_TOO_DEEP = f"{FIELD!r} is nested too deeply"
+
+
 def parse_operation(obj: object) -> Operation:
     """Parse what a client sent.
 
@@ -299,15 +302,39 @@ def parse_operation(obj: object) -> Operation:
     version = obj.get("v")
     if type(version) is not int or version != PROTOCOL_VERSION:
         raise ProtocolError(
-            f"protocol version {version!r} is not supported; this server speaks {PROTOCOL_VERSION}"
+            f"protocol version {_shown(version)} is not supported; "
+            f"this server speaks {PROTOCOL_VERSION}"
         )
+    # The parser quotes an operation it does not know, and not every value can be written out.
+    if not isinstance(obj.get("op"), str):
+        raise ProtocolError(f"op: the operation must be a string (got {_shown(obj.get('op'))})")
     try:
         return _ADAPTER.validate_python(dict(obj))
     except ValidationError as error:
+        raise ProtocolError(_first_fault(error)) from None
+    except RecursionError:
+        raise ProtocolError(_TOO_DEEP) from None
+
+
+def _first_fault(error: ValidationError) -> str:
+    try:
         first = error.errors(include_url=False, include_context=False)[0]
-        where = ".".join(str(part) for part in first["loc"]) or "object"
-        shown = repr(first.get("input"))
-        raise ProtocolError(f"{where}: {first['msg']} (got {shown[:80]})") from None
+    except RecursionError:
+        return _TOO_DEEP
+    where = ".".join(str(part) for part in first["loc"]) or "object"
+    # Both may quote what was sent.
+    return f"{where[:80]}: {first['msg'][:200]} (got {_shown(first.get('input'))})"
+
+
+def _shown(value: object) -> str:
+    """The start of a value, for an error message."""
+    if isinstance(value, str):
+        return repr(value[:80])[:80]
+    try:
+        return repr(value)[:80]
+    except (RecursionError, ValueError):
+        # Nested too deeply, or an integer of more digits than Python writes.
+        return f"a {type(value).__name__} that cannot be shown"
 
 
 def _canonical(op: BaseModel, prompt_token_ids: Sequence[int]) -> bytes:
