@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-from inferscale_sdk.errors import CorruptSegment, StoreError, StoreFull
+from inferscale_sdk.errors import ConfigurationError, CorruptSegment, StoreError, StoreFull
 from inferscale_sdk.kv.codec import dump, load
 from inferscale_sdk.kv.segment import Segment
 from inferscale_sdk.tiers import files
@@ -49,6 +49,7 @@ class DiskTier(Tier):
             cut may lose or damage the newest files; checksums find those out.
 
     Raises:
+        ConfigurationError: ``capacity_bytes`` or ``rank`` is negative.
         StoreError: The folder cannot be made or listed.
     """
 
@@ -63,6 +64,12 @@ class DiskTier(Tier):
         rank: int = 0,
         fsync: bool = False,
     ) -> None:
+        if capacity_bytes is not None and capacity_bytes < 0:
+            raise ConfigurationError(
+                f"capacity_bytes={capacity_bytes} must not be negative; None means no limit"
+            )
+        if rank < 0:
+            raise ConfigurationError(f"rank={rank} must not be negative; ranks count from 0")
         self._root = Path(root)
         self._fingerprint = fingerprint
         self._capacity = capacity_bytes
@@ -143,7 +150,7 @@ class DiskTier(Tier):
         self._make_room(keep=path)
 
     def contains(self, key: str) -> bool:  # noqa: D102
-        return self.path(key).exists()
+        return files.is_segment_file(self.path(key))
 
     def delete(self, key: str) -> bool:
         """Drop a segment and any quarantined copy of it, for this model and rank."""

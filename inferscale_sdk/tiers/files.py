@@ -11,6 +11,7 @@ import hashlib
 import os
 import re
 import secrets
+import stat
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -22,6 +23,7 @@ if sys.platform != "win32":
 
 __all__ = [
     "StoredFile",
+    "is_segment_file",
     "make_private",
     "mark_used",
     "quarantine",
@@ -67,14 +69,22 @@ def shard_folders(root: Path) -> list[Path]:
     return [path for path in root.glob("*/r*") if path.is_dir()]
 
 
+def is_segment_file(path: Path) -> bool:
+    """Whether an ordinary file lies there; anything else is none of ours."""
+    try:
+        return stat.S_ISREG(path.lstat().st_mode)
+    except OSError:
+        return False
+
+
 def segment_path(folder: Path, key: str) -> Path:
     """Where a segment's file is or would be.
 
     Raises:
         ValueError: ``key`` is not 40 lower-case hex digits.
     """
-    if not _KEY.fullmatch(key):
-        raise ValueError(f"key {key[:80]!r} is not 40 lower-case hex digits")
+    if not isinstance(key, str) or not _KEY.fullmatch(key):
+        raise ValueError(f"key {str(key)[:80]!r} is not 40 lower-case hex digits")
     return folder / key[:2] / f"{key}{SUFFIX}"
 
 
@@ -87,9 +97,17 @@ def make_private(folder: Path, root: Path) -> None:
 
 
 def read(path: Path) -> tuple[bytearray, os.stat_result]:
-    """A whole file in one read, and the state of the file that was read."""
-    with path.open("rb", buffering=0) as file:
+    """A whole file in one read, and the state of the file that was read.
+
+    Links are not followed, and whatever is no ordinary file is an ``OSError``: a pipe somebody put
+    there would have the reader wait for ever.
+    """
+    flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+    flags |= getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0)
+    with os.fdopen(os.open(path, flags), "rb", buffering=0) as file:
         opened = os.fstat(file.fileno())
+        if not stat.S_ISREG(opened.st_mode):
+            raise OSError(errno.EINVAL, "not an ordinary file", str(path))
         buffer = bytearray(opened.st_size)
         view = memoryview(buffer)
         done = 0
@@ -190,7 +208,9 @@ def scan(folder: Path) -> Iterator[StoredFile]:
             if not entry.name.endswith(SUFFIX) or not _KEY.fullmatch(key):
                 continue
             with contextlib.suppress(FileNotFoundError):
-                state = entry.stat()
+                state = entry.stat(follow_symlinks=False)
+                if not stat.S_ISREG(state.st_mode):
+                    continue
                 yield StoredFile(key, Path(entry.path), state.st_size, state.st_mtime_ns)
 
 
@@ -208,8 +228,10 @@ def remove_abandoned(folder: Path) -> int:
 
 
 def _remove_if_abandoned(path: Path) -> bool:
+    if not is_segment_file(path):
+        return False
     try:
-        descriptor = os.open(path, os.O_RDWR)
+        descriptor = os.open(path, os.O_RDWR | getattr(os, "O_NOFOLLOW", 0))
     except FileNotFoundError:
         return False
     try:

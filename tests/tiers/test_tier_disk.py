@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from inferscale_sdk.errors import StoreError, StoreFull
+from inferscale_sdk.errors import ConfigurationError, StoreError, StoreFull
 from inferscale_sdk.kv.codec import dump
 from inferscale_sdk.testing.tier_suite import TierSuite, make_key, make_segment
 from inferscale_sdk.tiers.disk import DiskTier
@@ -261,3 +261,53 @@ def test_two_tiers_on_one_folder_share_a_budget_by_and_by(tmp_path: Path) -> Non
     # The fifth file made the second tier count, and it found the first one's files too.
     on_disk = sum(path.stat().st_size for path in tmp_path.rglob("*.ifs"))
     assert on_disk == second.used_bytes <= 4 * size + 64
+
+
+@pytest.mark.parametrize("key", ["../x", "", 7, None, b"a" * 40, "a" * 40 + "\n", "\0" * 40])
+def test_odd_keys_are_refused_by_every_verb(tier: DiskTier, key: Any) -> None:
+    for verb in (tier.get, tier.contains, tier.delete, tier.delete_everywhere):
+        with pytest.raises(ValueError, match="40 lower-case hex digits"):
+            verb(key)
+
+
+@pytest.mark.parametrize("changes", [{"capacity_bytes": -1}, {"rank": -1}])
+def test_negative_sizes_and_ranks_are_refused(tmp_path: Path, changes: dict[str, int]) -> None:
+    with pytest.raises(ConfigurationError, match="-1 must not be negative"):
+        DiskTier(tmp_path / "store", "model", **changes)
+    assert not (tmp_path / "store").exists()
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes here")
+@pytest.mark.parametrize("kind", ["pipe", "link", "link_to_pipe", "folder", "device"])
+def test_only_ordinary_files_are_read(tier: DiskTier, tmp_path: Path, kind: str) -> None:
+    tier.put(SEGMENT)
+    path, elsewhere = tier.path(SEGMENT.key), tmp_path / "elsewhere"
+    path.rename(elsewhere)
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "link_to_pipe":
+        os.mkfifo(tmp_path / "pipe")
+        path.symlink_to(tmp_path / "pipe")
+    elif kind == "folder":
+        path.mkdir()
+    else:
+        path.symlink_to(elsewhere if kind == "link" else "/dev/zero")
+    assert tier.get(SEGMENT.key) is None
+    assert not tier.contains(SEGMENT.key)
+    assert list(tier.keys()) == []
+    again = DiskTier(tmp_path / "store", "model")
+    assert (again.used_bytes, again.stats().segments) == (0, 0)
+    assert tier.stats().errors == 1
+    if kind != "folder":
+        tier.put(SEGMENT)
+        assert tier.get(SEGMENT.key) == SEGMENT
+        assert elsewhere.exists()
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes here")
+def test_a_pipe_among_the_temporary_files_does_not_block(tier: DiskTier, tmp_path: Path) -> None:
+    tier.put(SEGMENT)
+    pipe = tier.path(SEGMENT.key).with_name(".x.tmp")
+    os.mkfifo(pipe)
+    assert DiskTier(tmp_path / "store", "model").get(SEGMENT.key) == SEGMENT
+    assert pipe.exists()
