@@ -52,7 +52,7 @@ def _chat_message(item: str | ChatMessage) -> ChatMessage:
         )
     if not isinstance(item.get("role"), str):
         raise ConfigurationError(
-            f"a message needs a role (system, user, assistant, tool), got keys {sorted(item)}"
+            f"a message needs a role (system, user, assistant, tool), got keys {list(item)}"
         )
     content = strip_handles(_text_of(item.get("content")))
     # Set once more, because a key that lost a handle may have become one of these.

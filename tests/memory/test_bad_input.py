@@ -28,6 +28,21 @@ def test_thresholds_of_any_kind_of_number(memory):
         assert memory.search("tea", user_id="alice", threshold=threshold)
 
 
+@pytest.mark.parametrize("message", [{1: 2, "a": 3}, {}, {"role": 3}, {None: "x", (1,): 2}])
+def test_a_message_without_a_role_is_named(memory, message):
+    with pytest.raises(ConfigurationError, match="needs a role") as caught:
+        memory.add(message, user_id="alice")
+    assert str(list(message)) in str(caught.value)
+    with pytest.raises(ConfigurationError, match="needs a role"):
+        memory.answer([message], user_id="alice")
+
+
+@pytest.mark.parametrize("message", [{"role": "user", "content": "tea", 1: 2}, {"role": "x"}])
+def test_other_keys_are_let_be(memory, message):
+    memory.add(message, user_id="alice")
+    memory.answer([{"role": "user", "content": "tea?"}, message], user_id="alice")
+
+
 @pytest.mark.parametrize("name", ["top_k", "max_fact_chars"])
 @pytest.mark.parametrize("value", ["x", 0, -3, 2.5, None])
 def test_counts_are_whole_numbers(make, name, value):
