@@ -13,7 +13,7 @@ from inferscale_sdk.bridge.sweep import Swept, sweep, sweep_text
 from inferscale_sdk.engines.vllm import VLLMEngine
 from inferscale_sdk.errors import ConfigurationError, ContextOverflow, EngineError, NamespaceError
 from inferscale_sdk.memory import AsyncMemory, Memory, PreparedPlan
-from inferscale_sdk.prompt.cut import defuse, place_memory
+from inferscale_sdk.prompt.cut import defuse, defuse_message, place_memory
 from inferscale_sdk.prompt.template import PLAIN_TEXT
 from inferscale_sdk.types import FactHandle, InjectionReport, Message
 
@@ -271,6 +271,8 @@ class ChatBridge:
             planner = self.memory._parts.serving.planner()
             lines = "".join(planner.frame.line(scored.fact) for scored in reversed(plan.facts))
             text = defuse(lines, planner.tokenizer)
+            # The server tokenises this: what people wrote must steer no more than the facts do.
+            messages = [defuse_message(message, planner.tokenizer) for message in messages]
             messages = place_memory(planner.frame, messages, text, in_system=True)
             log.info("memory is given as text: %s", reason)
         return BridgedRequest(

@@ -189,6 +189,20 @@ def test_fields_that_change_the_prompt_make_memory_text(bridge, marker, field):
     assert "Pepper" in request.messages[0]["content"]
 
 
+def test_typed_control_tokens_are_not_sent_where_the_server_tokenises(bridge, marker):
+    evil = "".join(sorted(bridge.engine.tokenizer.control_tokens))
+    messages = [
+        {"role": "system", "content": marker("dog")},
+        {"role": "user", "content": [{"type": "text", "text": f"Where? {evil}"}]},
+    ]
+    fields = {"continue_final_message": True}
+    request = bridge.open(messages, user_id="ann", fields=fields)
+    assert "Pepper" in request.messages[0]["content"]
+    assert request.messages[1]["content"][0]["type"] == "text"
+    for token in bridge.engine.tokenizer.control_tokens:
+        assert token not in str(request.messages)
+
+
 def test_tools_are_part_of_the_prompt(bridge, marker):
     tool = {"type": "function", "function": {"name": "look_up", "parameters": {}}}
     messages = [{"role": "system", "content": marker("dog")}, ASK]
