@@ -22,7 +22,7 @@ __all__ = ["demo"]
 def demo(
     rounds: Annotated[
         int, typer.Option(min=1, max=50, help="Timed repetitions of every request.")
-    ] = 3,
+    ] = 2,
     json: Json = False,
 ) -> None:
     """Ask a small real model about a sample life: memory as prompt text against memory as KV.

@@ -45,8 +45,8 @@ class DemoOptions:
     """
 
     ks: tuple[int, ...] = (5, 50)
-    rounds: int = 3
-    answer_tokens: int = 24
+    rounds: int = 2
+    answer_tokens: int = 12
     seed: int = 0
 
 

@@ -90,16 +90,27 @@ def test_counts_every_injected_token_and_times_all_but_the_warm_up():
     assert by_cell[Arm.PROMPT, 3].ttft_ms.n == 4
 
 
-def test_the_ceilings_prompts_are_in_the_cache_before_the_clock_starts():
+def test_memory_as_text_leaves_each_prompt_for_the_ceiling():
     engine = engine_with_segments(1)
     questions = [PlannedQuestion(q, 1, plan(1)) for q in range(3)]
 
-    ask_all(engine, questions, rounds=1, answer_tokens=8)
+    ask_all(engine, questions, rounds=2, answer_tokens=8)
 
-    warm_up = engine.prompts[: count_requests(3, rounds=0)]
-    kept = [prompt.cache_salt for prompt in warm_up if "cached" in prompt.cache_salt]
-    assert len(kept) == 3
-    assert set(kept) == {p.cache_salt for p in engine.prompts if "cached" in p.cache_salt}
+    first, second = (
+        [p.cache_salt for p in engine.prompts[3 + 9 * n : 12 + 9 * n]] for n in range(2)
+    )
+    kept = [salt for salt in first if "cached" in salt]
+    assert len(kept) == 2 * 3 and len(set(kept)) == 1
+    assert [salt for salt in second if "cached" in salt] == kept[:3]
+    assert len({salt for salt in second if "prompt" in salt}) == 3
+
+
+def test_the_ceiling_never_comes_before_memory_as_text():
+    questions = [PlannedQuestion(q, 1, plan(1)) for q in range(40)]
+    arms = [arm for _, arm in schedule(questions, seed=3)]
+    rounds = [arms[i : i + 3] for i in range(0, len(arms), 3)]
+    assert all(r.index(Arm.PROMPT) < r.index(Arm.CACHED) for r in rounds)
+    assert {r.index(Arm.INJECT) for r in rounds} == {0, 1, 2}
 
 
 def test_every_answer_is_kept_whole():
