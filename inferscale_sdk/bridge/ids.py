@@ -37,8 +37,23 @@ def merge_ids(*sources: Mapping[str, Any] | None) -> Ids:
 
 
 def object_ids(owner: object) -> Ids:
-    """The ids in an object's attributes or, if it is a mapping, under its keys."""
+    """The ids in an object's attributes or, if it is a mapping, under its keys.
+
+    Raises:
+        NamespaceError: An attribute is there and not a string. Leaving it out would put the call
+            under another user, or under none.
+    """
     if isinstance(owner, Mapping):
         return {name: owner[name] for name in ID_NAMES if owner.get(name) is not None}
-    values = {name: getattr(owner, name, None) for name in ID_NAMES}
-    return {name: value for name, value in values.items() if isinstance(value, str)}
+    found: Ids = {}
+    for name in ID_NAMES:
+        value = getattr(owner, name, None)
+        if value is None:
+            continue
+        if not isinstance(value, str):
+            raise NamespaceError(
+                f"{name} of the {type(owner).__name__} is {value!r}, a {type(value).__name__}; "
+                f"ids are strings: use {name}=str(...)"
+            )
+        found[name] = value
+    return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
+from uuid import UUID
 
 import pytest
 
@@ -24,6 +25,12 @@ def test_two_different_ids_of_one_kind_are_an_error():
 
 
 def test_ids_of_objects_and_mappings():
-    owner = SimpleNamespace(user_id="ann", run_id=None, agent_id=3, other="x")
+    owner = SimpleNamespace(user_id="ann", run_id=None, other="x")
     assert object_ids(owner) == {"user_id": "ann"}
     assert object_ids({"user_id": "ann", "other": 1}) == {"user_id": "ann"}
+
+
+def test_an_id_that_is_not_a_string_is_never_left_out():
+    """Left out, the call would be about whoever is meant by no id."""
+    with pytest.raises(NamespaceError, match=r"user_id.*UUID.*str\(\.\.\.\)"):
+        object_ids(SimpleNamespace(user_id=UUID(int=7)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from langchain_core.caches import InMemoryCache
 from langchain_core.prompts import PromptTemplate
 from langchain_core.runnables import RunnablePassthrough
 
@@ -89,3 +90,35 @@ def test_users_do_not_share_cached_answers(memory):
     for user in ("ann", "bob"):
         InferScaleLLM(memory=memory, user_id=user, cache=cache).invoke("hello")
     assert len(cache._cache) == 2
+
+
+@pytest.mark.parametrize(
+    "whose",
+    [
+        lambda user: {"user_id": user},
+        lambda user: {"inferscale": {"user_id": user}},
+        lambda user: {"config": {"configurable": {"user_id": user}}},
+    ],
+    ids=["argument", "inferscale", "configurable"],
+)
+def test_the_answer_cache_keeps_users_of_one_model_apart(memory, marker, server, whose):
+    llm = InferScaleLLM(memory=memory, cache=InMemoryCache())
+    prompt = f"{marker('dog')} Who?"
+    for user in ("ann", "bob", "ann", "bob"):
+        llm.invoke(prompt, **whose(user))
+    assert len(served(server)) == 2
+
+
+def test_the_answer_cache_keeps_users_of_generate_apart(memory, marker, server):
+    llm = InferScaleLLM(memory=memory, cache=InMemoryCache())
+    prompt = f"{marker('dog')} Who?"
+    llm.invoke(prompt, user_id="ann")
+    llm.generate([prompt], user_id="bob")
+    assert len(served(server)) == 2
+
+
+def test_the_answer_cache_keeps_handles_apart(memory, marker, server):
+    llm = InferScaleLLM(memory=memory, cache=InMemoryCache())
+    for word in ("dog", "peanuts", "dog"):
+        llm.invoke("Who?", inferscale={"user_id": "ann", "handles": [marker(word)]})
+    assert len(served(server)) == 2

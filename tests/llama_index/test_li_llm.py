@@ -370,3 +370,20 @@ def test_no_server_at_all_is_an_error(monkeypatch):
     settings.cache_clear()
     with pytest.raises(ConfigurationError, match="inferscale serve"):
         InferScaleLLM()
+
+
+def test_another_model_gets_memory_as_text(make_llm, told, server):
+    """Stored KV is the base model's; a LoRA adapter under a name of its own has other keys."""
+    llm = make_llm(user_id="ann")
+    llm.chat(told)
+    llm.chat(told, model="my-lora")
+    sent = server.bodies(CHAT)[-1]
+    assert sent["model"] == "my-lora"
+    assert "inferscale" not in sent.get("kv_transfer_params", {})
+    assert "Ann lives in Lisbon" in prompt_of(sent)
+
+
+def test_a_conversation_of_nothing_but_a_handle_sends_no_marker(make_llm, marker, server):
+    llm = make_llm(user_id="ann").without_memory()
+    llm.chat([ChatMessage(role="system", content=marker("Lisbon"))])
+    assert not has_markers(server.bodies(CHAT)[-1]["messages"])

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator, Mapping
+from contextvars import ContextVar
+from types import MappingProxyType
 from typing import Any
 
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
@@ -18,6 +20,9 @@ from langchain_inferscale._scope import run_ids
 from langchain_inferscale._turn import CALL_KEY, call_ids, split_call, with_config
 
 __all__ = ["InferScaleLLM"]
+
+# What the call in progress was given: LangChain asks for its cache's key without saying for whom.
+_CALL: ContextVar[Mapping[str, Any]] = ContextVar("inferscale_call", default=MappingProxyType({}))
 
 _COUNTS = ("prompt_tokens", "completion_tokens", "total_tokens")
 
@@ -39,8 +44,14 @@ class InferScaleLLM(InferScaleFields, BaseOpenAI):
     @property
     def _identifying_params(self) -> dict[str, Any]:
         # The key of LangChain's answer cache.
-        ids = call_ids(self, {}, run_ids())
-        server = {"inferscale_ids": ids, "inferscale_server": self.openai_api_base}
+        call = _CALL.get()
+        ids = call_ids(self, call, run_ids())
+        handles = [str(handle) for handle in split_call(call)[0].get("handles") or ()]
+        server = {
+            "inferscale_ids": ids,
+            "inferscale_handles": handles,
+            "inferscale_server": self.openai_api_base,
+        }
         return {**super()._identifying_params, "model_name": self.model_name, **server}
 
     def get_token_ids(self, text: str) -> list[int]:
@@ -68,6 +79,22 @@ class InferScaleLLM(InferScaleFields, BaseOpenAI):
     ) -> str:
         """Async twin of :meth:`invoke`."""
         return await super().ainvoke(input, config, stop=stop, **with_config(config, kwargs))
+
+    def generate(self, prompts: list[str], *args: Any, **kwargs: Any) -> LLMResult:
+        """See ``BaseLLM.generate``; the cache keeps users and handles of calls apart."""
+        token = _CALL.set(kwargs)
+        try:
+            return super().generate(prompts, *args, **kwargs)
+        finally:
+            _CALL.reset(token)
+
+    async def agenerate(self, prompts: list[str], *args: Any, **kwargs: Any) -> LLMResult:
+        """Async twin of :meth:`generate`."""
+        token = _CALL.set(kwargs)
+        try:
+            return await super().agenerate(prompts, *args, **kwargs)
+        finally:
+            _CALL.reset(token)
 
     def batch(
         self,

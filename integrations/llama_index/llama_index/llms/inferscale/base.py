@@ -196,6 +196,11 @@ class InferScaleLLM(OpenAILike):
             # At least one, so that the server says what is too long.
             all_kwargs["max_tokens"] = max(self.context_window - len(ids), 1)
 
+    def _may_inject(self, fields: Mapping[str, Any]) -> bool:
+        """Whether stored KV may be used; another model, such as a LoRA adapter, has its own."""
+        asked = fields.get("model", self.model)
+        return bool(self.inject and asked == self._bridge.engine.info().model)
+
     def _open(
         self, messages: Sequence[ChatMessage], kwargs: Mapping[str, Any], *, stream: bool
     ) -> Turn:
@@ -208,7 +213,7 @@ class InferScaleLLM(OpenAILike):
             plain,
             handles=[*handles, *attached_handles(messages)],
             fields=fields,
-            inject=self.inject,
+            inject=self._may_inject(fields),
             **ids,
         )
         return Turn(request, rest)
@@ -219,15 +224,16 @@ class InferScaleLLM(OpenAILike):
         if not self.use_memory:
             prompt, handles = sweep_text(prompt)[0], []
         request = self._bridge.open_text(
-            prompt, handles=handles, fields=fields, inject=self.inject, **ids
+            prompt, handles=handles, fields=fields, inject=self._may_inject(fields), **ids
         )
         return Turn(request, rest)
 
     def _sent(self, turn: Turn) -> dict[str, Any]:
         body = deep_merge(turn.kwargs.get("extra_body"), turn.request.extra_body)
-        if turn.request.messages:
-            # Laid over what the base class makes of the caller's messages.
-            body["messages"] = turn.request.messages
+        if "prompt" not in body:
+            # Laid over what the base class makes of the caller's messages, also when nothing but
+            # handles was in them.
+            body["messages"] = turn.request.messages or [{"role": "user", "content": ""}]
         return turn.sent(body)
 
     def _again(self, turn: Turn, error: openai.APIStatusError) -> Turn:
