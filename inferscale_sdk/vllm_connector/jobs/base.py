@@ -7,6 +7,7 @@ some of its prompt, and at the end ``answer``. After a preemption it starts agai
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -71,7 +72,7 @@ class Core:
         return Reason.OK
 
 
-class Job:
+class Job(ABC):
     """Base: an operation that neither loads nor captures."""
 
     def __init__(self, core: Core, request_id: str, prompt: Sequence[int]) -> None:
@@ -113,6 +114,6 @@ class Job:
     def close(self) -> None:
         """The request is over: let go of everything."""
 
+    @abstractmethod
     def answer(self) -> BaseModel:
         """What the response carries."""
-        raise NotImplementedError
