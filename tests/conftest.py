@@ -1,15 +1,16 @@
-"""Fixtures that need the real model: one vLLM server for the whole session."""
+"""Fixtures for several parts: the real model on one server a session, and a played server."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 if TYPE_CHECKING:
-    from inferscale_sdk import VLLMEngine
+    from inferscale_sdk import Memory, VLLMEngine
+    from inferscale_sdk.testing.fake_server import FakeServer
 
 
 @pytest.fixture(scope="session")
@@ -44,3 +45,40 @@ def engine(model_path: Path, server_folder: Path) -> Iterator[VLLMEngine]:
         info = engine.info()
         assert info.can_inject, info.reason
         yield engine
+
+
+@pytest.fixture
+def server() -> Iterator[FakeServer]:
+    """A vLLM server with the connector, played."""
+    from inferscale_sdk.testing.fake_server import FakeServer
+
+    with FakeServer() as running:
+        yield running
+
+
+@pytest.fixture
+def make_memory(tmp_path: Path, server: FakeServer) -> Iterator[Callable[..., Memory]]:
+    """Makes memories on one folder and one played server."""
+    from inferscale_sdk import Memory, VLLMEngine
+    from inferscale_sdk.ingest.windows import PrecedingTurns
+    from inferscale_sdk.testing.fake_embedder import FakeEmbedder
+    from inferscale_sdk.testing.fake_tokenizer import FakeTokenizer
+
+    made = []
+
+    def make(**options: Any) -> Memory:
+        engine = VLLMEngine(server.base_url, tokenizer=FakeTokenizer(), timeout_seconds=5.0)
+        settings: dict[str, Any] = {
+            "path": tmp_path / "memory",
+            "embedder": FakeEmbedder(),
+            "window": PrecedingTurns(4, 4),
+            "background": False,
+        } | options
+        memory = Memory(engine, **settings)
+        made.append((memory, engine))
+        return memory
+
+    yield make
+    for memory, engine in made:
+        memory.close()
+        engine.close()

@@ -16,43 +16,9 @@ pytest.importorskip("llama_index.core", reason="make setup installs llama-index-
 from llama_index.core.memory import Memory as CoreMemory
 from llama_index.llms.inferscale import InferScaleLLM
 
-from inferscale_sdk.engines.vllm import VLLMEngine
-from inferscale_sdk.ingest.windows import PrecedingTurns
 from inferscale_sdk.memory import Memory
-from inferscale_sdk.testing.fake_embedder import FakeEmbedder
-from inferscale_sdk.testing.fake_server import FakeServer
-from inferscale_sdk.testing.fake_tokenizer import FakeTokenizer
 
 FACTS = ["Ann lives in Lisbon", "Ann's dog is called Pepper", "Ann is allergic to peanuts"]
-
-
-@pytest.fixture
-def server():
-    with FakeServer() as running:
-        yield running
-
-
-@pytest.fixture
-def make_memory(tmp_path, server):
-    """Makes memories on one folder and one server."""
-    made = []
-
-    def make(**options) -> Memory:
-        engine = VLLMEngine(server.base_url, tokenizer=FakeTokenizer(), timeout_seconds=5.0)
-        settings = {
-            "path": tmp_path / "memory",
-            "embedder": FakeEmbedder(),
-            "window": PrecedingTurns(4, 4),
-            "background": False,
-        } | options
-        memory = Memory(engine, **settings)
-        made.append((memory, engine))
-        return memory
-
-    yield make
-    for memory, engine in made:
-        memory.close()
-        engine.close()
 
 
 @pytest.fixture
