@@ -42,6 +42,7 @@ __all__ = [
     "ForgetOp",
     "InjectAnswer",
     "InjectOp",
+    "LayerVerdict",
     "PingAnswer",
     "PingOp",
     "ProbeOp",
@@ -234,6 +235,22 @@ class ForgetAnswer(_Answer):
     forgotten: int = 0
 
 
+class LayerVerdict(_Answer):
+    """The probe's findings on the layers of one kind.
+
+    Args:
+        kind: How their keys rotate and how far they look back, for people.
+        n_layers: How many there are.
+        key_error: Their largest key deviation relative to the layer's largest key.
+        value_drift: Their largest value deviation between positions, relative likewise.
+    """
+
+    kind: str
+    n_layers: int
+    key_error: float
+    value_drift: float
+
+
 class ProbeVerdict(_Answer):
     """Whether moving keys by rotation is exact on the loaded model.
 
@@ -244,6 +261,7 @@ class ProbeVerdict(_Answer):
         max_key_error: Largest key deviation relative to the layer's largest key.
         max_value_drift: Largest value deviation between positions, relative likewise.
         worst_layer: Name of the layer with the largest error.
+        layers: The same by kind of layer, in the order of the model; empty if not probed.
     """
 
     op: Literal["probe"] = "probe"
@@ -253,6 +271,7 @@ class ProbeVerdict(_Answer):
     max_key_error: float = 0.0
     max_value_drift: float = 0.0
     worst_layer: str = ""
+    layers: tuple[LayerVerdict, ...] = ()
 
 
 class PingAnswer(_Answer):

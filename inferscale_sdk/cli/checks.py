@@ -184,6 +184,13 @@ def _engine(info: EngineInfo) -> Iterator[Check]:
         yield Check("rotation probe", Verdict.NOTE, f"{probe.reason}{where}")
     else:
         yield Check("rotation probe", Verdict.NOTE, "not run")
+    for layer in probe.layers:
+        detail = (
+            f"{layer.kind}: keys off by at most {layer.key_error:.1e}, "
+            f"values by {layer.value_drift:.1e}"
+        )
+        within = probe.status == "exact"
+        yield Check(f"{layer.n_layers} layers", Verdict.OK if within else Verdict.NOTE, detail)
     if info.can_inject:
         yield Check(
             "injection",

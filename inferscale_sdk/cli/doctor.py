@@ -17,16 +17,19 @@ __all__ = ["doctor"]
 
 def doctor(
     base_url: BaseUrl = None,
-    launch: Annotated[
+    model: Annotated[
         str | None,
-        typer.Option("--launch", help="Start this model (or 'bundled') and examine it."),
+        typer.Option(
+            "--model", "--launch", help="Start this model (a folder, or 'bundled') and examine it."
+        ),
     ] = None,
     engine: EngineKind = EngineChoice.VLLM,
     json: Json = False,
 ) -> None:
     """Say what is installed, which engine answers, whether its model can take memory, and why not.
 
-    Exits with 1 if something is broken.
+    Of a model it says for each kind of layer how exactly its keys can be moved. Exits with 1 if
+    something is broken, or the model can be served with text only.
     """
     from inferscale_sdk.cli.checks import Verdict, engine_checks, machine_checks
     from inferscale_sdk.cli.session import base_url_or_none, connect, launch_engine
@@ -34,9 +37,9 @@ def doctor(
     with working("Looking around"):
         found = machine_checks()
     url = base_url_or_none(base_url)
-    if launch is not None:
-        with working(f"Starting {launch}"):
-            found += engine_checks(lambda: launch_engine(launch, engine))
+    if model is not None:
+        with working(f"Starting {model}"):
+            found += engine_checks(lambda: launch_engine(model, engine))
     elif url is not None:
         with working(f"Asking {url}"):
             found += engine_checks(lambda: connect(url))
@@ -53,7 +56,7 @@ def doctor(
 def _no_engine() -> Check:
     from inferscale_sdk.cli.checks import Check, Verdict
 
-    fix = "inferscale doctor --base-url URL, or inferscale doctor --launch bundled"
+    fix = "inferscale doctor --base-url URL, or inferscale doctor --model bundled"
     return Check("engine", Verdict.NOTE, "none asked", fix)
 
 

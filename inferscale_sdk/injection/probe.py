@@ -8,12 +8,12 @@ also finds out how the engine rounds its rotation tables: the candidate that fit
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 
-from inferscale_sdk.protocol import ProbeVerdict
+from inferscale_sdk.protocol import LayerVerdict, ProbeVerdict
 from inferscale_sdk.rope.rotate import rotate
 from inferscale_sdk.rope.table import RotaryTable
 
@@ -39,6 +39,7 @@ def judge(
     names: Sequence[str],
     *,
     tolerance: float,
+    windows: Sequence[int | None] = (),
 ) -> Judgement:
     """Compare what the model computed with what rotation predicts.
 
@@ -48,6 +49,7 @@ def judge(
             layer without positions.
         names: Layer names, for the message.
         tolerance: Largest deviation relative to the layer's largest key (or value).
+        windows: How many tokens each layer looks back, ``None`` for all; for people only.
 
     Returns:
         ``exact``, or ``text_only`` with the worst layer and both errors.
@@ -58,11 +60,26 @@ def judge(
         for tables in candidates
     ]
     best = min(range(len(candidates)), key=lambda i: max(errors[i]))
-    return Judgement(_verdict(errors[best], drifts, names, tolerance), best)
+    kinds = _kinds(candidates[best], windows)
+    return Judgement(_verdict(errors[best], drifts, names, kinds, tolerance), best)
+
+
+def _kinds(tables: Sequence[RotaryTable | None], windows: Sequence[int | None]) -> list[str]:
+    """What each layer is, for people."""
+    windows = windows or [None] * len(tables)
+    return [
+        ("no rotary positions" if table is None else str(table.spec))
+        + (f", window {window}" if window else "")
+        for table, window in zip(tables, windows, strict=True)
+    ]
 
 
 def _verdict(
-    errors: Sequence[float], drifts: Sequence[float], names: Sequence[str], tolerance: float
+    errors: Sequence[float],
+    drifts: Sequence[float],
+    names: Sequence[str],
+    kinds: Sequence[str],
+    tolerance: float,
 ) -> ProbeVerdict:
     worst = max(range(len(names)), key=lambda i: max(errors[i], drifts[i]))
     # Not "greater than": a NaN must fail too.
@@ -79,7 +96,21 @@ def _verdict(
         max_key_error=max(errors),
         max_value_drift=max(drifts),
         worst_layer=names[worst],
+        layers=tuple(_by_kind(errors, drifts, kinds)),
     )
+
+
+def _by_kind(
+    errors: Sequence[float], drifts: Sequence[float], kinds: Sequence[str]
+) -> Iterator[LayerVerdict]:
+    for kind in dict.fromkeys(kinds):
+        those = [i for i, own in enumerate(kinds) if own == kind]
+        yield LayerVerdict(
+            kind=kind,
+            n_layers=len(those),
+            key_error=max(errors[i] for i in those),
+            value_drift=max(drifts[i] for i in those),
+        )
 
 
 def _key_error(keys: torch.Tensor, table: RotaryTable | None) -> float:

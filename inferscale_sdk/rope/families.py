@@ -172,6 +172,16 @@ def layers(config: Config, n_layers: int) -> list[tuple[str, bool]]:
     return list(zip(types, has_rope, strict=True))
 
 
+def windows(config: Config, n_layers: int) -> list[int | None]:
+    """How many tokens each layer looks back, ``None`` for all; as the configuration has it."""
+    size = config.get("sliding_window")
+    if not size or config.get("use_sliding_window") is False:
+        return [None] * n_layers
+    types = _layer_types(config, n_layers)
+    named = bool(config.get("layer_types") or config.get("sliding_window_pattern"))
+    return [int(size) if not named or kind != "full_attention" else None for kind in types]
+
+
 def _layer_types(config: Config, n_layers: int) -> list[str]:
     types = config.get("layer_types")
     if types:

@@ -57,6 +57,10 @@ class RopeSpec:
         """The frequencies ``[rotary_dim/2]`` as float64."""
         return np.array(self.frequencies, dtype=np.float64)
 
+    def __str__(self) -> str:
+        pairs = ", interleaved" if self.interleaved else ""
+        return f"{self.variant}, {self.rotary_dim} of {self.head_dim} channels{pairs}"
+
     def with_theta(self, theta: float) -> RopeSpec:
         """The same channels turned by plain rotary positions of another base, without scaling."""
         return RopeSpec.default(

@@ -117,6 +117,12 @@ class LayerStack:
         update(module, keys, values, module.kv_cache, slots)
 
     @property
+    def windows(self) -> tuple[int | None, ...]:
+        """How many tokens each layer looks back, ``None`` for all."""
+        found = (getattr(module, "sliding_window", None) for module in self.modules)
+        return tuple(w if isinstance(w, int) and w > 0 else None for w in found)
+
+    @property
     def has_sinks(self) -> bool:
         """Whether attention sinks take a share that depends on how many tokens there are."""
         return any(getattr(m.impl, "sinks", None) is not None for m in self.modules)

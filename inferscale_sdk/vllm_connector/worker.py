@@ -236,6 +236,7 @@ class WorkerHalf:
             self._candidates,
             self._stack.names,
             tolerance=self._config.probe_key_tolerance,
+            windows=self._stack.windows,
         )
         self._loader.tables = self._candidates[judgement.candidate]
         verdict = judgement.verdict

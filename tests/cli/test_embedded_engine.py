@@ -64,10 +64,11 @@ def test_doctor_examines_a_real_model_in_this_process(cli, tmp_path, home):
 
     result = cli.runner.invoke(
         app,
-        ["doctor", "--launch", str(tmp_path / "model"), "--engine", "transformers", "--json"],
+        ["doctor", "--model", str(tmp_path / "model"), "--engine", "transformers", "--json"],
     )
 
     checks = {check["name"]: check for check in json.loads(result.stdout)["checks"]}
     assert checks["rotation probe"]["detail"].startswith("exact on 2 layers")
+    assert checks["2 layers"]["detail"].startswith("default, 16 of 16 channels: keys off by at")
     assert checks["injection"]["detail"] == "on: 512 bytes a token"
     assert (home / "kv").is_dir()

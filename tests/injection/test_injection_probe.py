@@ -66,6 +66,24 @@ def test_a_wrong_rotation_is_text_only_and_names_the_layer(wrong):
     assert "layers.1" in found.verdict.reason
 
 
+def test_each_kind_of_layer_has_its_own_errors():
+    wrong = table(RopeSpec.default(16, 500000.0))
+    right = (table(), table(RopeSpec.default(16, 10000.0, rotary_dim=8)), None)
+    data = written(*right)
+    windows = (None, 128, None)
+
+    found = judge(data, [right], ("a", "b", "c"), tolerance=0.02, windows=windows).verdict
+    broken = judge(data, [(wrong, *right[1:])], ("a", "b", "c"), tolerance=0.02).verdict
+
+    assert [(layer.kind, layer.n_layers) for layer in found.layers] == [
+        ("default, 16 of 16 channels", 1),
+        ("default, 8 of 16 channels, window 128", 1),
+        ("no rotary positions", 1),
+    ]
+    assert found.max_key_error == max(layer.key_error for layer in found.layers)
+    assert [layer.key_error > 0.02 for layer in broken.layers] == [True, False, False]
+
+
 def test_positions_where_none_are_expected_fail():
     assert verdict(written(table(), table()), (table(), None)).verdict.status == "text_only"
 

@@ -158,21 +158,6 @@ class Harness:
         finally:
             stack.write = write
 
-    def layer_kinds(self) -> list[str]:
-        """What kinds of layers the model has, for people."""
-        stack = self.worker._stack if self.single_process else None
-        if stack is None:
-            return []
-        kinds = {
-            "no rotary positions"
-            if spec is None
-            else f"{spec.variant}, {spec.rotary_dim} of {spec.head_dim} channels"
-            + (", interleaved" if spec.interleaved else "")
-            + (f", window {window}" if window else "")
-            for spec, window in zip(stack.specs, (_window(m) for m in stack.modules), strict=True)
-        }
-        return sorted(kinds)
-
     def drop_resident(self) -> None:
         """As after a restart: nothing in memory, everything on disk."""
         index = self.scheduler._core.index
@@ -204,11 +189,6 @@ def _outcome(output: Any) -> Outcome:
         params.get(FIELD),
         output.num_cached_tokens or 0,
     )
-
-
-def _window(module: Any) -> int | None:
-    window = getattr(module, "sliding_window", None)
-    return window if isinstance(window, int) and window > 0 else None
 
 
 def start_harness(

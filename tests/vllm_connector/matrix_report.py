@@ -17,7 +17,7 @@ over 12 generated tokens, and the first layer's keys of a fact moved to other po
 prefilled ones by at most one unit in the last place of the key's length. **Text** means: the model
 is refused with the reason given, and memory reaches it as prompt text.
 
-`inferscale doctor --model PATH` gives the verdict on a model of yours.
+`inferscale doctor --model PATH` gives the verdict on a model of yours, layer kind by layer kind.
 """
 
 
@@ -43,7 +43,7 @@ def _table(cases: dict[str, Any], results: dict[str, dict[str, Any]]) -> str:
     ]
     for name, case in cases.items():
         result = results[name]
-        kinds = "<br>".join(result.get("kinds") or ["–"])
+        kinds = "<br>".join(f"{x['n_layers']} × {x['kind']}" for x in result["layers"]) or "–"
         verdict = "exact" if result["status"] == "exact" else "text"
         if verdict == "exact" and not case.deterministic:
             verdict = "exact within the engine's own noise"

@@ -40,7 +40,7 @@ def main(name: str, folder: Path, tokenizer: Path) -> dict[str, Any]:
         "reason": probe.reason,
         "key_error": probe.max_key_error,
         "value_drift": probe.max_value_drift,
-        "kinds": harness.layer_kinds(),
+        "layers": [layer.model_dump(mode="json") for layer in probe.layers],
     }
     prompt = harness.encode_text(prose())[:1000]
     if probe.status == "exact":

@@ -24,6 +24,7 @@ from inferscale_sdk.injection.pieces import LayerTables
 from inferscale_sdk.injection.probe import judge, probe_token
 from inferscale_sdk.kv.layout import KEY, SegmentLayout
 from inferscale_sdk.protocol import PROBE_TOKENS, ProbeVerdict
+from inferscale_sdk.rope import families
 from inferscale_sdk.rope.spec import RopeSpec, layer_specs
 from inferscale_sdk.rope.table import RotaryTable
 
@@ -84,7 +85,8 @@ def prove(model: LoadedModel, runner: Runner, *, rope_theta: float | None = None
     ]
     names = [f"layers.{number}" for number in range(layout.n_layers)]
     data = read(cache, 0, PROBE_TOKENS).to(model.device)
-    judgement = judge(data, candidates, names, tolerance=TOLERANCE)
+    windows = families.windows(families.text_config(model.config), layout.n_layers)
+    judgement = judge(data, candidates, names, tolerance=TOLERANCE, windows=windows)
     tables = candidates[judgement.candidate]
     return Proof(
         judgement.verdict, layout, tables, _unrotated_error(data[:, KEY], unrotated, tables)
