@@ -9,6 +9,7 @@ neither guesses at unknown versions, operations or fields.
 | ``inject`` | copy these segments into the cache, in order | :class:`InjectAnswer` |
 | ``encode`` | keep the KV of these spans of the prompt | :class:`EncodeAnswer` |
 | ``forget`` | drop these segments from every tier | :class:`ForgetAnswer` |
+| ``locate`` | in which tiers do these segments lie | :class:`LocateAnswer` |
 | ``probe`` | prove the rotation on the loaded model | :class:`ProbeVerdict` |
 | ``ping`` | who are you, what can you do | :class:`PingAnswer` |
 | ``stats`` | counters, and reports of earlier requests | :class:`StatsAnswer` |
@@ -43,6 +44,8 @@ __all__ = [
     "InjectAnswer",
     "InjectOp",
     "LayerVerdict",
+    "LocateAnswer",
+    "LocateOp",
     "PingAnswer",
     "PingOp",
     "ProbeOp",
@@ -158,6 +161,13 @@ class ForgetOp(_Operation):
     keys: Annotated[tuple[Key, ...], Field(max_length=MAX_FORGET, strict=False)]
 
 
+class LocateOp(_Operation):
+    """Ask in which tiers of this server segments lie. Nothing is read, moved or kept."""
+
+    op: Literal["locate"] = "locate"
+    keys: Annotated[tuple[Key, ...], Field(max_length=MAX_FORGET, strict=False)]
+
+
 class ProbeOp(_Operation):
     """Prove the rotation. The prompt must be one token repeated ``PROBE_TOKENS`` times."""
 
@@ -177,7 +187,7 @@ class StatsOp(_Operation):
     report_ids: Annotated[tuple[ShortText, ...], Field(max_length=1024, strict=False)] = ()
 
 
-Operation: TypeAlias = InjectOp | EncodeOp | ForgetOp | ProbeOp | PingOp | StatsOp
+Operation: TypeAlias = InjectOp | EncodeOp | ForgetOp | LocateOp | ProbeOp | PingOp | StatsOp
 
 _ADAPTER: TypeAdapter[Operation] = TypeAdapter(Annotated[Operation, Field(discriminator="op")])
 
@@ -233,6 +243,16 @@ class ForgetAnswer(_Answer):
 
     op: Literal["forget"] = "forget"
     forgotten: int = 0
+
+
+class LocateAnswer(_Answer):
+    """Where the keys lie: names of tiers by key, on any rank; keys that lie nowhere are left out.
+
+    ``quarantine`` stands for a damaged copy that was set aside.
+    """
+
+    op: Literal["locate"] = "locate"
+    found: dict[str, tuple[str, ...]] = Field(default_factory=dict)
 
 
 class LayerVerdict(_Answer):

@@ -145,6 +145,14 @@ class Engine(ABC):
         """Drop segments from every tier; returns how many were there."""
 
     @abstractmethod
+    def locate(self, keys: Sequence[str]) -> dict[str, tuple[str, ...]]:
+        """Where segments lie now: names of tiers by key; a key that lies nowhere is left out.
+
+        Looks into every tier and every rank, at segments of other models and at damaged copies
+        that were set aside as well (``quarantine``). No use, and nothing is moved.
+        """
+
+    @abstractmethod
     def stats(self, report_ids: Sequence[str] = ()) -> StatsAnswer:
         """Counters of the engine's KV store; empty where the engine has none."""
 

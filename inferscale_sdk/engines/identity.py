@@ -13,6 +13,7 @@ from inferscale_sdk.errors import ConfigurationError, EngineError
 from inferscale_sdk.protocol import (
     PROBE_TOKENS,
     ForgetOp,
+    LocateOp,
     Operation,
     PingAnswer,
     PingOp,
@@ -56,7 +57,7 @@ def control(
     token_ids: Sequence[int] = _NO_PROMPT,
 ) -> Answer | Refusal | None:
     """Carry out ``op`` on a request of its own; ``None`` if nobody there understands it."""
-    max_tokens = 2 if isinstance(op, ProbeOp | ForgetOp) else 1
+    max_tokens = 2 if isinstance(op, ProbeOp | ForgetOp | LocateOp) else 1
     body = control_body(
         model, op, token_ids, salt=random_salt(), secret=secret, max_tokens=max_tokens
     )

@@ -30,6 +30,8 @@ from inferscale_sdk.protocol import (
     ForgetAnswer,
     ForgetOp,
     InjectAnswer,
+    LocateAnswer,
+    LocateOp,
     Reason,
     Refusal,
     StatsAnswer,
@@ -244,6 +246,25 @@ class VLLMEngine(Engine):
                     raise EngineError(refusal_text(answer))
                 forgotten += answer.forgotten if answer else 0
         return forgotten
+
+    def locate(self, keys: Sequence[str]) -> dict[str, tuple[str, ...]]:
+        """See :meth:`Engine.locate`.
+
+        Raises:
+            EngineError: The server refused, or does not know the question.
+        """
+        found: dict[str, tuple[str, ...]] = {}
+        with self._alert():
+            for start in range(0, len(keys), MAX_FORGET):
+                op = LocateOp(keys=tuple(keys[start : start + MAX_FORGET]))
+                model = self.info().model
+                answer = control(self._http, model, op, LocateAnswer, secret=self._secret)
+                if isinstance(answer, Refusal):
+                    raise EngineError(refusal_text(answer))
+                if answer is None and self.info().fingerprint:
+                    raise EngineError("the server did not say where segments lie; see its log")
+                found |= answer.found if answer else {}
+        return found
 
     def stats(self, report_ids: Sequence[str] = ()) -> StatsAnswer:
         """See :meth:`Engine.stats`.

@@ -17,6 +17,7 @@ from inferscale_sdk.protocol import (
     EncodeAnswer,
     ForgetAnswer,
     InjectAnswer,
+    LocateAnswer,
     Operation,
     PingAnswer,
     ProbeVerdict,
@@ -39,7 +40,14 @@ __all__ = [
 
 JSONObject = dict[str, Any]
 Answer = TypeVar(
-    "Answer", EncodeAnswer, ForgetAnswer, InjectAnswer, PingAnswer, ProbeVerdict, StatsAnswer
+    "Answer",
+    EncodeAnswer,
+    ForgetAnswer,
+    InjectAnswer,
+    LocateAnswer,
+    PingAnswer,
+    ProbeVerdict,
+    StatsAnswer,
 )
 
 # What the exact tokens replace; the server's parsers still want a conversation.

@@ -226,8 +226,10 @@ class EngineSuite:
         """What is forgotten is gone, and forgetting it again finds nothing."""
         plan = _life(engine).stored()
         keys = [segment.key for segment in plan.segments]
+        assert engine.locate([*keys, "0" * 40]).keys() == set(keys)
         assert engine.forget(keys) == len(keys)
         assert engine.forget(keys) == 0
+        assert engine.locate(keys) == {}
         report = engine.generate(plan, _SHORT).report
         assert report.injected_tokens == 0
         assert report.status is InjectionStatus.TEXT

@@ -15,6 +15,8 @@ from inferscale_sdk.protocol import (
     ForgetOp,
     InjectAnswer,
     InjectOp,
+    LocateAnswer,
+    LocateOp,
     PingAnswer,
     PingOp,
     ProbeOp,
@@ -74,6 +76,9 @@ class FakeConnector:
             case ForgetOp():
                 gone = [self.segments.pop(key, None) for key in op.keys]
                 return ForgetAnswer(forgotten=sum(digest is not None for digest in gone))
+            case LocateOp():
+                there = [key for key in op.keys if key in self.segments]
+                return LocateAnswer(found=dict.fromkeys(there, ("host",)))
             case StatsOp():
                 known = {} if self.lose_reports else self.reports
                 found = {i: known[i] for i in op.report_ids if i in known}

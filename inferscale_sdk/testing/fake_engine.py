@@ -221,6 +221,12 @@ class FakeEngine(Engine):
             self._log.forgotten.extend(keys)
             return sum(self.segments.pop(key, None) is not None for key in keys)
 
+    def locate(self, keys: Sequence[str]) -> dict[str, tuple[str, ...]]:
+        """Segments it holds lie in ``host``."""
+        self._trouble()
+        with self._lock:
+            return {key: ("host",) for key in keys if key in self.segments}
+
     def stats(self, report_ids: Sequence[str] = ()) -> StatsAnswer:
         """How many segments it holds."""
         self._trouble()

@@ -91,6 +91,11 @@ class DiskTier(Tier):
         self._recount()
 
     @property
+    def root(self) -> Path:
+        """The store's folder, with the segments of every model and rank."""
+        return self._root
+
+    @property
     def folder(self) -> Path:
         """Where this model's and rank's segments lie."""
         return self._folder

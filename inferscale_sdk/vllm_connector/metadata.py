@@ -73,6 +73,8 @@ class Commands(KVConnectorMetadata):  # type: ignore[misc]
     """Scheduler to worker, in order of execution: forget, evict, stage, load, capture."""
 
     forget: tuple[str, ...] = ()
+    locate: tuple[str, ...] = ()
+    """Looked for after everything else of the step is done."""
     evict: tuple[str, ...] = ()
     stage: tuple[str, ...] = ()
     loads: tuple[LoadPlan, ...] = ()
@@ -137,6 +139,7 @@ class WorkerReport(KVConnectorWorkerMetadata):  # type: ignore[misc]
     captured: list[Captured] = field(default_factory=list)
     loaded: list[Loaded] = field(default_factory=list)
     forgotten: list[tuple[str, bool]] = field(default_factory=list)
+    located: list[tuple[str, tuple[str, ...]]] = field(default_factory=list)
     probes: list[tuple[str, ProbeVerdict]] = field(default_factory=list)
     counters: dict[str, int] = field(default_factory=dict)
 
@@ -152,6 +155,7 @@ class WorkerReport(KVConnectorWorkerMetadata):  # type: ignore[misc]
             self.captured + other.captured,
             self.loaded + other.loaded,
             self.forgotten + other.forgotten,
+            self.located + other.located,
             self.probes + other.probes,
             counters,
         )
@@ -165,6 +169,7 @@ class WorkerReport(KVConnectorWorkerMetadata):  # type: ignore[misc]
             or self.captured
             or self.loaded
             or self.forgotten
+            or self.located
             or self.probes
             or self.counters
         )

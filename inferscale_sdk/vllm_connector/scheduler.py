@@ -19,6 +19,7 @@ from inferscale_sdk.protocol import (
     EncodeOp,
     ForgetOp,
     InjectOp,
+    LocateOp,
     Operation,
     PingOp,
     ProbeOp,
@@ -30,7 +31,13 @@ from inferscale_sdk.protocol import (
 from inferscale_sdk.vllm_connector.index import SegmentIndex
 from inferscale_sdk.vllm_connector.jobs.base import Core, Job
 from inferscale_sdk.vllm_connector.jobs.capture import EncodeJob, ProbeJob
-from inferscale_sdk.vllm_connector.jobs.control import ForgetJob, PingJob, RefusedJob, StatsJob
+from inferscale_sdk.vllm_connector.jobs.control import (
+    ForgetJob,
+    LocateJob,
+    PingJob,
+    RefusedJob,
+    StatsJob,
+)
 from inferscale_sdk.vllm_connector.jobs.inject import InjectJob
 from inferscale_sdk.vllm_connector.metadata import (
     Captured,
@@ -106,6 +113,8 @@ class SchedulerHalf:
                 return ProbeJob(core, request_id, prompt)
             case ForgetOp():
                 return ForgetJob(core, request_id, op)
+            case LocateOp():
+                return LocateJob(core, request_id, op)
             case StatsOp():
                 return StatsJob(core, request_id, op)
             case PingOp():
@@ -228,6 +237,7 @@ class SchedulerHalf:
             log.exception("inferscale: planning captures failed")
         commands = Commands(
             forget=tuple(core.forget),
+            locate=tuple(core.locate),
             evict=evict,
             stage=stage,
             loads=tuple(core.loads),
@@ -237,6 +247,7 @@ class SchedulerHalf:
             idle=output.total_num_scheduled_tokens == 0,
         )
         core.forget.clear()
+        core.locate.clear()
         core.loads.clear()
         self._over.clear()
         return commands
@@ -272,6 +283,9 @@ class SchedulerHalf:
         for key, existed in report.forgotten:
             for job in self._jobs.values():
                 job.forgotten(key, existed)
+        for key, places in report.located:
+            for job in self._jobs.values():
+                job.located(key, places)
         for _, verdict in report.probes:
             core.judge(verdict)
         for name, value in report.counters.items():

@@ -16,6 +16,7 @@ from inferscale_sdk.kv.segment import Segment
 from inferscale_sdk.protocol import ProbeVerdict, Reason
 from inferscale_sdk.rope.table import RotaryTable
 from inferscale_sdk.tiers.disk import DiskTier
+from inferscale_sdk.tiers.folder import locate
 from inferscale_sdk.vllm_connector.capture import Recorder
 from inferscale_sdk.vllm_connector.layers import LayerStack
 from inferscale_sdk.vllm_connector.loader import Loader
@@ -81,6 +82,7 @@ class WorkerHalf:
         self._readers = ThreadPoolExecutor(READER_THREADS, thread_name_prefix="inferscale-read")
         self._reading: set[str] = set()
         self._read: list[tuple[str, Segment | None]] = []
+        self._looked: list[tuple[str, tuple[str, ...]]] = []
         self._news = threading.Condition()
         self._commands = Commands()
         self._report = WorkerReport()
@@ -181,6 +183,9 @@ class WorkerHalf:
         for key in commands.stage:
             self._start_read(key)
         self._collect_reads(wait=commands.idle)
+        if commands.locate:
+            self._start_look(commands.locate)
+        self._report.located += self._take_looked()
         self._commands = Commands()
 
     def take_failed_blocks(self) -> set[int]:
@@ -254,6 +259,36 @@ class WorkerHalf:
         if self._disk is not None:
             existed = self._disk.delete_everywhere(key) > 0 or existed
         return existed
+
+    # -- where keys lie ----------------------------------------------------------------------
+
+    def _start_look(self, keys: tuple[str, ...]) -> None:
+        """Find out where keys lie on this rank; looking at a folder takes time, so aside."""
+        with self._news:
+            # One that is read right now will be there in a moment.
+            in_memory = {key for key in keys if key in self._resident or key in self._reading}
+        self._readers.submit(self._look, keys, in_memory)
+
+    def _look(self, keys: tuple[str, ...], in_memory: set[str]) -> None:
+        places: dict[str, tuple[str, ...]] = {}
+        try:
+            if self._disk is not None:
+                places = locate(self._disk.root, keys)
+        except Exception:
+            # Nobody must take for gone what could not be looked for.
+            log.exception("inferscale: looking for segments failed")
+            places = dict.fromkeys(keys, ("unknown",))
+        with self._news:
+            self._looked += [
+                (key, (*(["host"] if key in in_memory else []), *places.get(key, ())))
+                for key in keys
+            ]
+            self._news.notify()
+
+    def _take_looked(self) -> list[tuple[str, tuple[str, ...]]]:
+        with self._news:
+            looked, self._looked = self._looked, []
+        return looked
 
     def _start_read(self, key: str) -> None:
         segment = self._resident.get(key)

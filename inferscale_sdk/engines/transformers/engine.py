@@ -160,6 +160,10 @@ class TransformersEngine(Engine):
         core.count("forgotten_segments", forgotten)
         return forgotten
 
+    def locate(self, keys: Sequence[str]) -> dict[str, tuple[str, ...]]:
+        """See :meth:`Engine.locate`."""
+        return self._runtime.ready().store.locate(keys)
+
     def stats(self, report_ids: Sequence[str] = ()) -> StatsAnswer:
         """See :meth:`Engine.stats`. Reports come with the answers themselves, so none are kept."""
         core = self._runtime.ready()

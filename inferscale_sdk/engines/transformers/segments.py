@@ -8,6 +8,7 @@ from typing import Any
 
 from inferscale_sdk.kv.segment import Segment
 from inferscale_sdk.tiers.disk import DiskTier
+from inferscale_sdk.tiers.folder import locate
 from inferscale_sdk.tiers.host import HostTier
 from inferscale_sdk.tiers.tiered import TieredStore
 
@@ -75,6 +76,15 @@ class SegmentStore:
                 existed = self._disk.delete_everywhere(key) > 0 or existed
             forgotten += existed
         return forgotten
+
+    def locate(self, keys: Sequence[str]) -> dict[str, tuple[str, ...]]:
+        """Names of the tiers in which keys lie, copies of other models and ranks included."""
+        on_disk = {} if self._disk is None else locate(self._disk.root, keys)
+        places = {
+            key: (*(["host"] if self._store.host.contains(key) else []), *on_disk.get(key, ()))
+            for key in keys
+        }
+        return {key: at for key, at in places.items() if at}
 
     def stats(self) -> dict[str, Any]:
         """Each tier's figures."""

@@ -39,6 +39,7 @@ class Core:
     counters: dict[str, int] = field(default_factory=dict)
     reports: OrderedDict[str, InjectAnswer] = field(default_factory=OrderedDict)
     forget: list[str] = field(default_factory=list)
+    locate: list[str] = field(default_factory=list)
     loads: list[LoadPlan] = field(default_factory=list)
 
     def count(self, name: str, by: int = 1) -> None:
@@ -105,6 +106,9 @@ class Job(ABC):
 
     def forgotten(self, key: str, existed: bool) -> None:
         """One rank dropped a key."""
+
+    def located(self, key: str, places: tuple[str, ...]) -> None:
+        """One rank looked for a key."""
 
     @property
     def outstanding(self) -> bool:

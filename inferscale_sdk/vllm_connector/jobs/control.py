@@ -1,10 +1,12 @@
-"""Jobs that neither load nor capture: refusals, ``ping``, ``stats``, ``forget``."""
+"""Jobs that neither load nor capture: refusals, ``ping``, ``stats``, ``forget``, ``locate``."""
 
 from __future__ import annotations
 
 from inferscale_sdk.protocol import (
     ForgetAnswer,
     ForgetOp,
+    LocateAnswer,
+    LocateOp,
     PingAnswer,
     Reason,
     Refusal,
@@ -13,7 +15,7 @@ from inferscale_sdk.protocol import (
 )
 from inferscale_sdk.vllm_connector.jobs.base import Core, Job
 
-__all__ = ["ForgetJob", "PingJob", "RefusedJob", "StatsJob"]
+__all__ = ["ForgetJob", "LocateJob", "PingJob", "RefusedJob", "StatsJob"]
 
 
 class RefusedJob(Job):
@@ -102,3 +104,33 @@ class ForgetJob(Job):
     def answer(self) -> ForgetAnswer:
         self.core.count("forgotten_segments", len(self._existed))
         return ForgetAnswer(forgotten=len(self._existed))
+
+
+class LocateJob(Job):
+    """Say where keys lie; answered when every rank has looked."""
+
+    def __init__(self, core: Core, request_id: str, op: LocateOp) -> None:
+        super().__init__(core, request_id, ())
+        self._pending = dict.fromkeys(op.keys, 0)
+        self._found: dict[str, set[str]] = {}
+        self._sent = False
+
+    def ready(self) -> bool:
+        if not super().ready():
+            return False
+        if not self._sent:
+            self._sent = True
+            self.core.locate.extend(self._pending)
+        return not self._pending
+
+    def located(self, key: str, places: tuple[str, ...]) -> None:
+        if key not in self._pending:
+            return
+        if places:
+            self._found.setdefault(key, set()).update(places)
+        self._pending[key] += 1
+        if self._pending[key] >= self.core.index.world_size:
+            del self._pending[key]
+
+    def answer(self) -> LocateAnswer:
+        return LocateAnswer(found={key: tuple(sorted(at)) for key, at in self._found.items()})

@@ -1,0 +1,169 @@
+"""A store's folder seen from outside: what lies in it, whether it is whole, and taking things out.
+
+For tools and proofs. Looking counts as no use and disturbs no server that works on the folder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from inferscale_sdk.errors import CorruptSegment, StoreError
+from inferscale_sdk.tiers import files
+
+__all__ = ["Damage", "FolderSegment", "locate", "remove", "segments", "verify"]
+
+DISK, QUARANTINE, TEMPORARY = "disk", "quarantine", "temporary"
+
+
+@dataclass(frozen=True, slots=True)
+class FolderSegment:
+    """A segment's file.
+
+    Args:
+        key: The segment's key.
+        path: The file.
+        shard: Model and rank, ``<model>/r<rank>``.
+        nbytes: Its size.
+        used_at: When it was written or last used, seconds since 1970.
+    """
+
+    key: str
+    path: Path
+    shard: str
+    nbytes: int
+    used_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Damage:
+    """A file that is no whole segment.
+
+    Args:
+        segment: The file.
+        reason: What is wrong with it.
+        set_aside: Whether it was moved to quarantine.
+    """
+
+    segment: FolderSegment
+    reason: str
+    set_aside: bool = False
+
+
+def segments(root: Path) -> Iterator[FolderSegment]:
+    """Every segment of every model and rank under ``root``; none if there is no such folder.
+
+    Raises:
+        StoreError: A folder cannot be listed.
+    """
+    try:
+        for shard in files.shard_folders(root) if root.is_dir() else []:
+            for entry in files.scan(shard):
+                yield _segment(shard, entry)
+    except OSError as error:
+        raise StoreError(f"{root} cannot be listed: {error}; mend its permissions") from error
+
+
+def _segment(shard: Path, entry: files.StoredFile) -> FolderSegment:
+    name = f"{shard.parent.name}/{shard.name}"
+    return FolderSegment(entry.key, entry.path, name, entry.nbytes, entry.used_at_ns / 1e9)
+
+
+def locate(root: Path, keys: Collection[str]) -> dict[str, tuple[str, ...]]:
+    """In which forms keys lie under ``root``, of any model and rank.
+
+    Returns:
+        For each key that is there: ``disk``, ``quarantine`` (a damaged copy) or ``temporary``
+        (being written, or left by a writer that died).
+
+    Raises:
+        ValueError: A key is not 40 lower-case hex digits.
+        OSError: A folder cannot be listed.
+    """
+    found: dict[str, dict[str, None]] = {key: {} for key in keys}
+    for shard in files.shard_folders(root) if root.is_dir() else []:
+        listed: dict[Path, list[str]] = {}
+        aside = {name.partition(".")[0] for name in _names(shard / "quarantine")}
+        for key, places in found.items():
+            path = files.segment_path(shard, key)
+            if files.is_segment_file(path):
+                places[DISK] = None
+            if key in aside:
+                places[QUARANTINE] = None
+            if path.parent not in listed:
+                listed[path.parent] = [n for n in _names(path.parent) if n.startswith(".")]
+            if any(name.startswith(f".{key}.") for name in listed[path.parent]):
+                places[TEMPORARY] = None
+    return {key: tuple(places) for key, places in found.items() if places}
+
+
+def _names(folder: Path) -> list[str]:
+    return [path.name for path in folder.iterdir()] if folder.is_dir() else []
+
+
+def remove(root: Path, key: str) -> int:
+    """Drop a key under every model and rank, damaged copies included.
+
+    A server that has it in memory still serves it: tell the server, too.
+
+    Returns:
+        How many segments there were, damaged copies not counted.
+
+    Raises:
+        StoreError: A file is there and cannot be removed.
+    """
+    removed = 0
+    try:
+        for shard in files.shard_folders(root) if root.is_dir() else []:
+            path = files.segment_path(shard, key)
+            if files.is_segment_file(path):
+                path.unlink(missing_ok=True)
+                removed += 1
+            files.remove_quarantined(shard, key)
+    except OSError as error:
+        raise StoreError(f"segment {key} cannot be removed from {root}: {error}") from error
+    return removed
+
+
+def verify(found: FolderSegment, root: Path, *, repair: bool = False) -> Damage | None:
+    """Read a segment and check everything that can be checked without its model.
+
+    Args:
+        found: Which.
+        root: The store's folder.
+        repair: Move a damaged file to quarantine, so that its fact is encoded again.
+
+    Returns:
+        ``None`` if it is whole, or gone meanwhile.
+
+    Raises:
+        StoreError: A damaged file cannot be set aside.
+    """
+    from inferscale_sdk.kv.codec import load, read_header
+
+    try:
+        buffer, opened = files.read(found.path)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        return Damage(found, f"cannot be read: {error.strerror or error}")
+    try:
+        header = read_header(buffer)
+        load(buffer, expect_key=found.key, expect_fingerprint=header.fingerprint)
+    except CorruptSegment as error:
+        reason = str(error)
+    else:
+        shard = found.path.parent.parent
+        rank = int(shard.name.removeprefix("r") or 0) if shard.name[1:].isdigit() else 0
+        if shard == files.shard_folder(root, header.fingerprint, rank):
+            return None
+        reason = "it lies in the folder of another model"
+    if not repair:
+        return Damage(found, reason)
+    try:
+        shard = found.path.parent.parent
+        moved = files.quarantine(found.path, opened, reason, folder=shard, root=root)
+    except OSError as error:
+        raise StoreError(f"{found.path} cannot be set aside: {error}") from error
+    return Damage(found, reason, set_aside=moved)
