@@ -64,7 +64,7 @@ $(CLIENT_STAMP): pyproject.toml Makefile $(wildcard integrations/*/pyproject.tom
 $(SERVER_STAMP): pyproject.toml Makefile
 	$(call new_environment,$(SERVER))
 	@echo "setup: $(or $(PIN_$(VLLM)),$(VLLM)) into $(SERVER) (some minutes)"
-	@$(SERVER)/bin/python -m pip install $(PIP_FLAGS) -e '.[$(VLLM)]' --group test $(PIN_$(VLLM):%='%')
+	@$(SERVER)/bin/python -m pip install $(PIP_FLAGS) -e '.[$(VLLM),remote,encryption]' --group test $(PIN_$(VLLM):%='%')
 	@$(if $(DROP_$(VLLM)),$(SERVER)/bin/python -m pip uninstall $(PIP_FLAGS) --yes $(DROP_$(VLLM)) 2>/dev/null || true)
 	@touch $@
 

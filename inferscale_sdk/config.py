@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import base64
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
 from inferscale_sdk.errors import ConfigurationError
 
 __all__ = ["Settings", "settings"]
+
+_KV_KEY_BYTES = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +25,7 @@ class Settings:
     | ``home`` | ``INFERSCALE_HOME`` | where stores, models and KV live |
     | ``server_python`` | ``INFERSCALE_SERVER_PYTHON`` | interpreter that has vLLM |
     | ``server_secret`` | ``INFERSCALE_SERVER_SECRET`` | shared secret with the server |
+    | ``kv_key`` | ``INFERSCALE_KV_KEY`` | encrypts stored KV: 32 bytes in base64 |
     | ``base_url`` | ``INFERSCALE_BASE_URL`` | a running server, e.g. ``http://127.0.0.1:8000`` |
     | ``api_key`` | ``INFERSCALE_API_KEY`` | sent as bearer token |
 
@@ -31,7 +35,8 @@ class Settings:
 
     home: Path
     server_python: Path | None = None
-    server_secret: bytes | None = None
+    server_secret: bytes | None = field(default=None, repr=False)
+    kv_key: bytes | None = field(default=None, repr=False)
     base_url: str | None = None
     api_key: str | None = None
 
@@ -55,9 +60,27 @@ class Settings:
             home=Path(home).expanduser() if home else _default_home(),
             server_python=Path(python) if python else None,
             server_secret=secret.encode() if secret else None,
+            kv_key=_kv_key(env.get("INFERSCALE_KV_KEY")),
             base_url=env.get("INFERSCALE_BASE_URL") or None,
             api_key=env.get("INFERSCALE_API_KEY") or None,
         )
+
+
+def _kv_key(text: str | None) -> bytes | None:
+    """The key in it. Errors never quote it: it may be a good key with a typing error."""
+    if not text:
+        return None
+    try:
+        key = base64.b64decode(text.strip(), validate=True)
+    except ValueError:
+        key = b""
+    if len(key) != _KV_KEY_BYTES:
+        found = f"{len(key)} bytes in base64" if key else "no base64"
+        raise ConfigurationError(
+            f"INFERSCALE_KV_KEY must be {_KV_KEY_BYTES} bytes in base64, it is {found}; "
+            "make one with: openssl rand -base64 32"
+        )
+    return key
 
 
 def _default_home() -> Path:

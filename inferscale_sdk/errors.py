@@ -13,6 +13,7 @@
     │   └── IncompatibleModel   this model cannot take injected memory: serve it as text
     ├── StoreError              the fact or KV store failed
     │   ├── CorruptSegment      a stored segment fails its checks: it is encoded again
+    │   ├── WrongKey            a stored segment was encrypted with another key, or with none
     │   └── StoreFull           a byte budget is used up: raise it or free some
     ├── ImportFormatError       a file to import is not in the expected form
     └── ContextOverflow         the prompt does not fit the model's context
@@ -39,6 +40,7 @@ __all__ = [
     "ProtocolError",
     "StoreError",
     "StoreFull",
+    "WrongKey",
 ]
 
 
@@ -106,6 +108,10 @@ class StoreError(InferScaleError):
 
 class CorruptSegment(StoreError):
     """A stored segment fails a check (magic, version, checksum, shape)."""
+
+
+class WrongKey(StoreError):
+    """A stored segment was encrypted with another key, or not at all; it is left alone."""
 
 
 class StoreFull(StoreError):

@@ -2,13 +2,30 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 import torch
 
 from inferscale_sdk.kv.layout import DIMS, TOKEN, SegmentLayout
 
-__all__ = ["Segment"]
+__all__ = ["Segment", "check_owner"]
+
+_OWNER = re.compile(r"[0-9a-f]{1,64}")
+
+
+def check_owner(owner: str) -> str:
+    """The owner's tag, if it is one: empty, or up to 64 lower-case hex digits.
+
+    Raises:
+        ValueError: It is anything else.
+    """
+    if owner and not _OWNER.fullmatch(owner):
+        raise ValueError(
+            f"owner {owner[:80]!r} is not a digest of up to 64 lower-case hex digits; "
+            "leave it empty for a segment of nobody's"
+        )
+    return owner
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -22,9 +39,10 @@ class Segment:
         data: ``[layer, kv, token, kv_head, head_dim]``, contiguous, keys already rotated.
         origin: Position at which the first token's keys were rotated.
         token_digest: Digest of the token ids, see :func:`inferscale_sdk.kv.key.token_digest`.
+        owner: Whose budget it counts against: an opaque digest, empty for nobody's.
 
     Raises:
-        ValueError: ``origin`` is negative, or ``data`` is not contiguous.
+        ValueError: ``origin`` is negative, ``data`` is not contiguous, or ``owner`` no digest.
         CorruptSegment: ``data`` does not have the dims above.
     """
 
@@ -32,6 +50,7 @@ class Segment:
     data: torch.Tensor
     origin: int
     token_digest: str
+    owner: str = ""
 
     def __post_init__(self) -> None:
         if self.origin < 0:
@@ -42,6 +61,7 @@ class Segment:
                 "pass data.contiguous()"
             )
         SegmentLayout.of(self.data)
+        check_owner(self.owner)
 
     @property
     def layout(self) -> SegmentLayout:
@@ -58,15 +78,22 @@ class Segment:
         """Bytes of the tensor."""
         return self.data.nbytes
 
+    @property
+    def encode_tokens(self) -> int:
+        """Tokens that must be computed to encode it again: those before it, and its own."""
+        return self.origin + self.n_tokens
+
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Segment):
             return NotImplemented
-        mine = (self.key, self.origin, self.token_digest, self.data.dtype, self.data.shape)
-        theirs = (other.key, other.origin, other.token_digest, other.data.dtype, other.data.shape)
-        if mine != theirs:
+        if self._identity() != other._identity():
             return False
         # Bits, not numbers: NaN equals itself and -0.0 differs from 0.0.
         return torch.equal(self.data.view(torch.uint8), other.data.view(torch.uint8))
+
+    def _identity(self) -> tuple[object, ...]:
+        shape = (self.data.dtype, self.data.shape)
+        return (self.key, self.origin, self.token_digest, self.owner, *shape)
 
     def __hash__(self) -> int:
         return hash((self.key, self.origin, self.token_digest))

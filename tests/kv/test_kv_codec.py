@@ -17,9 +17,12 @@ from hypothesis import strategies as st
 
 from inferscale_sdk.errors import CorruptSegment
 from inferscale_sdk.kv.codec import MAGIC, dump, load, read_header
+from inferscale_sdk.kv.quantize import StorageDtype, dequantize, quantize
 from inferscale_sdk.kv.segment import Segment
 
 GOLDEN = Path(__file__).with_name("golden_v1.ifs")
+GOLDEN_2 = Path(__file__).with_name("golden_v2.ifs")
+OWNER = "0f" * 16
 FINGERPRINT = "smollm2-0123456789abcdef"
 
 
@@ -53,6 +56,54 @@ def test_golden_bytes() -> None:
     assert load(golden, expect_key="0123456789" * 4, expect_fingerprint=FINGERPRINT) == (
         golden_segment()
     )
+
+
+def golden_segment_2() -> Segment:
+    """2 layers, 3 tokens, 1 head, 4 channels in float16, somebody's."""
+    data = torch.arange(48, dtype=torch.float32).sub(20).half().reshape(2, 2, 3, 1, 4).contiguous()
+    return Segment("89abcdef01" * 4, data, origin=5, token_digest="76543210" * 4, owner=OWNER)
+
+
+def test_golden_bytes_of_version_2() -> None:
+    golden = GOLDEN_2.read_bytes()
+    segment = golden_segment_2()
+    assert b"".join(dump(segment, FINGERPRINT, StorageDtype.INT8)) == golden
+    header = read_header(golden)
+    assert (header.version, header.owner, header.storage) == (2, OWNER, "int8")
+    assert (header.dtype, header.shape) == ("float16", (2, 2, 3, 1, 4))
+    loaded = load(golden, expect_key=segment.key, expect_fingerprint=FINGERPRINT)
+    assert loaded.owner == OWNER
+    assert torch.equal(loaded.data, dequantize(quantize(segment.data, StorageDtype.INT8)))
+    assert float((loaded.data - segment.data).abs().max()) <= 0.25
+    tensors = safetensors.torch.load(golden[len(golden) - header.payload_bytes :])
+    assert {name: list(tensor.shape) for name, tensor in tensors.items()} == {
+        "kv": [2, 2, 3, 1, 4],
+        "key_scale": [2, 1, 1, 4],
+        "value_scale": [2, 3, 1, 1],
+    }
+
+
+@pytest.mark.parametrize("storage", list(StorageDtype))
+@pytest.mark.parametrize("owner", ["", OWNER])
+def test_every_storage_dtype_comes_back_as_it_was_packed(storage: StorageDtype, owner: str) -> None:
+    for n_tokens, head_dim in ((1, 2), (7, 6), (65, 40)):
+        data = torch.randn(2, 2, n_tokens, 3, head_dim).bfloat16()
+        segment = Segment("ab" * 20, data, 3, "d", owner)
+        file = b"".join(dump(segment, "m", storage))
+        assert read_header(file).version == (1 if storage == "as_cache" and not owner else 2)
+        wanted = Segment("ab" * 20, dequantize(quantize(data, storage)), 3, "d", owner)
+        assert load(file) == wanted
+        assert load(bytearray(file)) == wanted
+
+
+def test_every_flipped_byte_of_version_2_is_found() -> None:
+    file = GOLDEN_2.read_bytes()
+    for at in range(len(file)):
+        for flip in (0x01, 0x03, 0x80):
+            bad = bytearray(file)
+            bad[at] ^= flip
+            with pytest.raises(CorruptSegment):
+                load(bad)
 
 
 def test_the_header_says_what_is_in_the_file() -> None:
@@ -148,7 +199,12 @@ def test_every_truncation_is_found() -> None:
     [
         (b"", "truncated: 0 bytes"),
         (b"PK\x03\x04" + raw()[4:], "bad magic"),
-        (raw()[:8] + struct.pack("<I", 2) + raw()[12:], "format version 2 is not supported"),
+        (raw()[:8] + struct.pack("<I", 3) + raw()[12:], "format version 3 is not supported"),
+        (raw()[:8] + struct.pack("<I", 2) + raw()[12:], "version 2 has other fields"),
+        (with_header(lambda h: h.update(owner="ab")), "version 1 has other fields"),
+        (with_header(lambda h: h.update(owner="not hex")), "not understood"),
+        (with_header(lambda h: h.update(owner=7)), "not understood"),
+        (with_header(lambda h: h.update(storage="int3")), "not understood"),
         (raw() + b"x", "too long"),
         (raw()[:12] + b"\xff\xff\xff\xff" + raw()[16:], "truncated"),
         (with_header(lambda h: h.update(dtype="float16")), "shape mismatch"),
