@@ -28,6 +28,7 @@ class Settings:
     | ``kv_key`` | ``INFERSCALE_KV_KEY`` | encrypts stored KV: 32 bytes in base64 |
     | ``base_url`` | ``INFERSCALE_BASE_URL`` | a running server, e.g. ``http://127.0.0.1:8000`` |
     | ``api_key`` | ``INFERSCALE_API_KEY`` | sent as bearer token |
+    | ``orphan_check_seconds`` | ``INFERSCALE_ORPHAN_CHECK_SECONDS`` | KV ledger check; 0: never |
 
     Raises:
         ConfigurationError: A variable has a value that cannot be used.
@@ -39,6 +40,7 @@ class Settings:
     kv_key: bytes | None = field(default=None, repr=False)
     base_url: str | None = None
     api_key: str | None = None
+    orphan_check_seconds: float = 3600.0
 
     @classmethod
     def from_env(cls, env: Mapping[str, str] | None = None) -> Settings:
@@ -63,7 +65,21 @@ class Settings:
             kv_key=_kv_key(env.get("INFERSCALE_KV_KEY")),
             base_url=env.get("INFERSCALE_BASE_URL") or None,
             api_key=env.get("INFERSCALE_API_KEY") or None,
+            orphan_check_seconds=_seconds(env, "INFERSCALE_ORPHAN_CHECK_SECONDS", 3600.0),
         )
+
+
+def _seconds(env: Mapping[str, str], name: str, default: float) -> float:
+    text = env.get(name)
+    if not text:
+        return default
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < float("inf"):
+        raise ConfigurationError(f"{name}={text!r} is not a number of seconds; 0 means never")
+    return value
 
 
 def _kv_key(text: str | None) -> bytes | None:

@@ -12,11 +12,23 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from enum import StrEnum
 from typing import Any
 
 from inferscale_sdk.types import Fact, FactEvent, Namespace, NewFact
 
-__all__ = ["EncodingRecord", "FactStore"]
+__all__ = ["EncodingRecord", "FactStore", "KeyState"]
+
+
+class KeyState(StrEnum):
+    """What a store knows of a key of its own."""
+
+    IN_USE = "in use"
+    """A fact's record names it, or it is a preamble."""
+    TO_FORGET = "to forget"
+    """It waits to be dropped on the server."""
+    NOTED = "noted"
+    """Its capture was asked for and nothing came of it yet: under way, or an orphan."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +68,9 @@ class FactStore(ABC):
     # -- facts -----------------------------------------------------------------------------
 
     @abstractmethod
-    def add(self, facts: Sequence[NewFact], owner: Namespace) -> list[Fact]:
+    def add(
+        self, facts: Sequence[NewFact], owner: Namespace, *, max_facts: int | None = None
+    ) -> list[Fact]:
         """Store facts in order, in one transaction.
 
         Positions continue those of their conversation *within this owner's partition*
@@ -64,8 +78,10 @@ class FactStore(ABC):
 
         Raises:
             NamespaceError: ``owner`` is empty.
-            ConfigurationError: A text is blank or longer than the store's ``max_fact_chars``, or
-                metadata is not JSON; nothing is stored then.
+            ConfigurationError: A text is blank or longer than the store's ``max_fact_chars``,
+                another field is too long, or metadata is not JSON; nothing is stored then.
+            StoreFull: The owner's partition would hold more than ``max_facts`` live facts; nothing
+                is stored then.
         """
 
     @abstractmethod
@@ -212,6 +228,40 @@ class FactStore(ABC):
         the record of another fact still names. ``update`` (of text or event time) and ``delete``
         do this themselves, in the same transaction as the change.
         """
+
+    # -- ledger of keys --------------------------------------------------------------------
+
+    @abstractmethod
+    def note_keys(self, keys: Sequence[str], *, lasting: bool = False) -> None:
+        """These keys are about to be captured on a server; a key noted before gets a new time.
+
+        They stay noted until :meth:`forget_done`, so that KV whose capture was never recorded is
+        found by :meth:`orphans`. ``lasting`` keys are no fact's (preambles) and never orphans.
+        """
+
+    @abstractmethod
+    def orphans(self, before: datetime, limit: int = 10_000) -> list[str]:
+        """Keys last noted before ``before`` that no record names and that no forget waits for."""
+
+    @abstractmethod
+    def queue_forget(self, keys: Sequence[str]) -> list[str]:
+        """Put keys on the forget ledger, but for those that a record names; returns those put."""
+
+    @abstractmethod
+    def profiles(self) -> list[str]:
+        """Every profile that was ever asked for, oldest first."""
+
+    @abstractmethod
+    def recorded_keys(self, profile: str, *, after: str = "", limit: int = 1000) -> list[str]:
+        """Keys that records under ``profile`` name, in order, from behind ``after``."""
+
+    @abstractmethod
+    def keys_behind(self, fact_ids: Sequence[str]) -> list[str]:
+        """Keys of these facts' records, and of those with one of these facts in their window."""
+
+    @abstractmethod
+    def key_states(self, keys: Sequence[str]) -> dict[str, KeyState]:
+        """What this store knows of keys; one that is not in the answer is not known to be ours."""
 
     # -- ledger of keys to forget ----------------------------------------------------------
 

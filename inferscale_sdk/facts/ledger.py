@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from inferscale_sdk.facts.base import EncodingRecord
+from inferscale_sdk.facts.keys import forget_noted, queue_unused
 from inferscale_sdk.facts.rows import FACT_COLUMNS, as_ids, load_fact
 from inferscale_sdk.sqlite.clauses import Clause, all_of, check_count, scope_clause
 from inferscale_sdk.sqlite.times import from_us, to_us
@@ -62,10 +63,14 @@ def add_profile(connection: sqlite3.Connection, profile: str) -> int:
 
 def record(connection: sqlite3.Connection, entry: EncodingRecord, profile_pk: int) -> bool:
     """Store one record if it still holds, else queue its key; see ``record_encodings``."""
+    connection.execute(
+        "INSERT OR IGNORE INTO noted (key, noted_us) VALUES (?, ?)",
+        (entry.key, to_us(entry.created_at, "created_at")),
+    )
     fact_pk = _still_current(connection, entry)
     context_pks = None if fact_pk is None else _still_standing(connection, entry)
     if fact_pk is None or context_pks is None:
-        _queue_unused(connection, [entry.key])
+        queue_unused(connection, [entry.key])
         return False
     old = connection.execute(
         "DELETE FROM encoding WHERE profile_pk = ? AND fact_pk = ? RETURNING key",
@@ -88,7 +93,7 @@ def record(connection: sqlite3.Connection, entry: EncodingRecord, profile_pk: in
         "INSERT INTO encoding_context VALUES (?, ?)", [(pk, encoding_pk) for pk in context_pks]
     )
     connection.execute("DELETE FROM forget WHERE key = ?", (entry.key,))
-    _queue_unused(connection, [row[0] for row in old])
+    queue_unused(connection, [row[0] for row in old])
     return True
 
 
@@ -209,20 +214,10 @@ def invalidate(connection: sqlite3.Connection, fact_pks: Sequence[int]) -> list[
         f"DELETE FROM encoding WHERE pk {_AMONG}",  # noqa: S608
         (json.dumps([row[0] for row in rows]),),
     )
-    return _queue_unused(connection, [row[1] for row in rows])
+    return queue_unused(connection, [row[1] for row in rows])
 
 
 # -- keys to forget ------------------------------------------------------------------------------
-
-
-def _queue_unused(connection: sqlite3.Connection, keys: Iterable[str]) -> list[str]:
-    queued = []
-    for key in dict.fromkeys(keys):
-        used = connection.execute("SELECT 1 FROM encoding WHERE key = ? LIMIT 1", (key,))
-        if used.fetchone() is None:
-            connection.execute("INSERT OR IGNORE INTO forget (key) VALUES (?)", (key,))
-            queued.append(key)
-    return queued
 
 
 def forget_queue(connection: sqlite3.Connection, limit: int) -> list[str]:
@@ -239,3 +234,4 @@ def forget_done(connection: sqlite3.Connection, keys: Sequence[str]) -> None:
         f"DELETE FROM forget WHERE key {_AMONG}",  # noqa: S608
         (as_ids(keys, "keys"),),
     )
+    forget_noted(connection, keys)

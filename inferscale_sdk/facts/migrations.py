@@ -10,6 +10,7 @@
 | ``encoding_context`` | the facts in a segment's window, looked up from the window's side |
 | ``pending`` | live facts without an encoding, in the order in which they are encoded |
 | ``forget`` | keys still to be dropped on the server |
+| ``noted`` | keys whose capture was ever asked for, until they were dropped on the server |
 
 ``pending`` is kept by triggers: with a hundred thousand facts it must not be a search for what is
 absent. Times are microseconds since 1970 UTC.
@@ -139,4 +140,18 @@ _ONE_OWNER = Migration(
     ),
 )
 
-FACT_SCHEMA = Schema("fact store", 0x49465346, (_FACTS, _LEDGERS, _ONE_OWNER))  # "IFSF"
+_NOTED = Migration(
+    4,
+    "keys are noted before they are captured, so that orphans are found",
+    (
+        """CREATE TABLE noted (
+            key TEXT PRIMARY KEY,
+            noted_us INTEGER NOT NULL,
+            lasting INTEGER NOT NULL DEFAULT 0
+        ) WITHOUT ROWID""",
+        "INSERT OR IGNORE INTO noted (key, noted_us) SELECT key, created_us FROM encoding",
+        "INSERT OR IGNORE INTO noted (key, noted_us) SELECT key, 0 FROM forget",
+    ),
+)
+
+FACT_SCHEMA = Schema("fact store", 0x49465346, (_FACTS, _LEDGERS, _ONE_OWNER, _NOTED))  # "IFSF"

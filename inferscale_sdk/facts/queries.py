@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from inferscale_sdk.errors import NotFoundError
+from inferscale_sdk.errors import NotFoundError, StoreFull
 from inferscale_sdk.facts.rows import EVENT_COLUMNS, FACT_COLUMNS, as_ids, load_event, load_fact
 from inferscale_sdk.sqlite.clauses import (
     Clause,
@@ -22,6 +22,7 @@ from inferscale_sdk.types import Fact, FactEvent, Namespace
 
 __all__ = [
     "changes",
+    "check_room",
     "count",
     "find",
     "get",
@@ -118,6 +119,23 @@ def count(connection: sqlite3.Connection, scope: Namespace) -> int:
     where = all_of([scope_clause(scope, "fact"), _LIVE])
     row = connection.execute(f"SELECT count(*) FROM fact WHERE {where.sql}", where.params)  # noqa: S608
     return int(row.fetchone()[0])
+
+
+def check_room(connection: sqlite3.Connection, owner: Namespace, n_new: int, most: int) -> None:
+    """Refuse facts that would not fit into the owner's partition.
+
+    Raises:
+        StoreFull: It would hold more than ``most`` live facts.
+    """
+    there = connection.execute(
+        f"SELECT count(*) FROM fact WHERE partition = ? AND {_LIVE.sql}",  # noqa: S608
+        (owner.partition,),
+    ).fetchone()[0]
+    if there + n_new > most:
+        raise StoreFull(
+            f"{there} facts are remembered for {owner.partition} and {n_new} more would pass the "
+            f"limit of {most}; forget some, or raise max_facts"
+        )
 
 
 def history(connection: sqlite3.Connection, fact_id: str, scope: Namespace) -> list[FactEvent]:

@@ -39,6 +39,9 @@ EVENT_COLUMNS = (
 )
 
 MAX_SPEAKER_CHARS = 128
+MAX_NAME_CHARS = 4096
+"""Of a fact's source and conversation."""
+MAX_METADATA_CHARS = 1 << 20
 _ID_BYTES = 15  # 120 bits, 24 characters of base32 without padding
 _ESCAPED_NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
 
@@ -62,11 +65,17 @@ def check_fact(fact: NewFact, max_chars: int) -> None:
     if not isinstance(fact, NewFact):
         raise ConfigurationError(f"facts are NewFact values, not {type(fact).__name__}")
     check_text(fact.text, max_chars)
-    _check_string(fact.conversation_id, "conversation_id")
-    for name in ("speaker", "source"):
+    for name in ("conversation_id", "speaker", "source"):
         value = getattr(fact, name)
-        if value is not None:
+        if value is not None or name == "conversation_id":
             _check_string(value, name)
+    for name in ("conversation_id", "source"):
+        value = getattr(fact, name) or ""
+        if len(value) > MAX_NAME_CHARS:
+            raise ConfigurationError(
+                f"{name}={value[:40]!r}… has {len(value)} characters, a fact takes at most "
+                f"{MAX_NAME_CHARS}; shorten it"
+            )
     _check_speaker(fact.speaker)
 
 
@@ -131,6 +140,11 @@ def dump_metadata(metadata: Mapping[str, Any]) -> str:
         raise ConfigurationError(
             f"metadata {plain!r} would change on its way through JSON; "
             "use lists instead of tuples and strings as keys"
+        )
+    if len(text) > MAX_METADATA_CHARS:
+        raise ConfigurationError(
+            f"metadata has {len(text)} characters as JSON, a fact takes at most "
+            f"{MAX_METADATA_CHARS}; keep large values elsewhere and refer to them"
         )
     if _ESCAPED_NUL.search(text):
         raise ConfigurationError("metadata holds a NUL character, which no filter could match")

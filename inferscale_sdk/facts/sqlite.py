@@ -12,11 +12,13 @@ from typing import Any
 
 from inferscale_sdk.errors import StoreError
 from inferscale_sdk.facts import changes, ledger, queries
-from inferscale_sdk.facts.base import EncodingRecord, FactStore
+from inferscale_sdk.facts import keys as key_ledger
+from inferscale_sdk.facts.base import EncodingRecord, FactStore, KeyState
 from inferscale_sdk.facts.migrations import FACT_SCHEMA
 from inferscale_sdk.facts.rows import check_fact, check_text, dump_metadata, optional_us
 from inferscale_sdk.sqlite.clauses import check_count, check_owner
 from inferscale_sdk.sqlite.database import Database
+from inferscale_sdk.sqlite.times import to_us
 from inferscale_sdk.types import Fact, FactEvent, Namespace, NewFact
 
 __all__ = ["SQLiteFactStore"]
@@ -44,7 +46,9 @@ class SQLiteFactStore(FactStore):
 
     # -- facts -----------------------------------------------------------------------------
 
-    def add(self, facts: Sequence[NewFact], owner: Namespace) -> list[Fact]:
+    def add(
+        self, facts: Sequence[NewFact], owner: Namespace, *, max_facts: int | None = None
+    ) -> list[Fact]:
         check_owner(owner, "owner")
         rows = []
         for fact in facts:
@@ -54,6 +58,8 @@ class SQLiteFactStore(FactStore):
         if not rows:
             return []
         with self._db.write() as connection:
+            if max_facts is not None:
+                queries.check_room(connection, owner, len(rows), max_facts)
             return changes.insert(connection, rows, owner)
 
     def get(self, fact_id: str, scope: Namespace, *, include_deleted: bool = False) -> Fact:
@@ -186,6 +192,36 @@ class SQLiteFactStore(FactStore):
     def invalidate(self, fact_ids: Sequence[str]) -> list[str]:
         with self._db.write() as connection:
             return ledger.invalidate_ids(connection, fact_ids)
+
+    # -- ledger of keys --------------------------------------------------------------------
+
+    def note_keys(self, keys: Sequence[str], *, lasting: bool = False) -> None:
+        with self._db.write() as connection:
+            key_ledger.note(connection, keys, lasting=lasting)
+
+    def orphans(self, before: datetime, limit: int = 10_000) -> list[str]:
+        with self._db.read() as connection:
+            return key_ledger.orphans(connection, to_us(before, "before"), limit)
+
+    def queue_forget(self, keys: Sequence[str]) -> list[str]:
+        with self._db.write() as connection:
+            return key_ledger.queue_unused(connection, keys)
+
+    def profiles(self) -> list[str]:
+        with self._db.read() as connection:
+            return key_ledger.profiles(connection)
+
+    def recorded_keys(self, profile: str, *, after: str = "", limit: int = 1000) -> list[str]:
+        with self._db.read() as connection:
+            return key_ledger.recorded(connection, profile, after, limit)
+
+    def keys_behind(self, fact_ids: Sequence[str]) -> list[str]:
+        with self._db.read() as connection:
+            return key_ledger.behind(connection, fact_ids)
+
+    def key_states(self, keys: Sequence[str]) -> dict[str, KeyState]:
+        with self._db.read() as connection:
+            return key_ledger.states(connection, keys)
 
     # -- ledger of keys to forget ----------------------------------------------------------
 

@@ -240,6 +240,7 @@ class Encoder:
         facts, plan = fitted.batch.facts, fitted.plan
         if plan is None:
             return self._give_up(facts[0], fitted.n_tokens)
+        self._note(plan)
         try:
             answer = self._engine.encode(plan)
         except (EngineUnavailable, EngineTimeout) as error:
@@ -255,6 +256,17 @@ class Encoder:
             self._preambles.add((facts[0].namespace.partition, profile))
         records = record(self._store, fitted.batch, plan, profile=profile, stored=stored, seq=seq)
         return self._account(fitted, records, answer.failed)
+
+    def _note(self, plan: EncodePlan) -> None:
+        """Write down what is about to be captured: whoever dies before the record leaves a trace.
+
+        A preamble is no fact's, so no record will name it.
+        """
+        keys = [span.key for span in plan.op.captures]
+        if plan.captures_preamble:
+            self._store.note_keys(keys[:1], lasting=True)
+            keys = keys[1:]
+        self._store.note_keys(keys)
 
     def _give_up(self, fact: Fact, n_tokens: int) -> EncodeProgress:
         self._parking.give_up(fact)

@@ -10,6 +10,7 @@ from enum import StrEnum
 
 from inferscale_sdk.errors import EngineTimeout, EngineUnavailable
 from inferscale_sdk.ingest.encoder import Encoder
+from inferscale_sdk.ingest.orphans import OrphanCheck
 from inferscale_sdk.ingest.progress import ProgressCallback
 from inferscale_sdk.ingest.retry import RetryPolicy
 from inferscale_sdk.types import Namespace
@@ -53,6 +54,8 @@ class EncodeWorker:
         linger_seconds: How long to gather after a wake-up.
         poll_seconds: How often to look for facts that another process added.
         slice_facts: Facts encoded between two looks at what is most urgent.
+        orphans: Compares the ledger with the engine, when there is nothing to encode.
+        check_seconds: How often, counted from the start; 0 never.
     """
 
     def __init__(
@@ -63,12 +66,17 @@ class EncodeWorker:
         linger_seconds: float = 0.05,
         poll_seconds: float = 5.0,
         slice_facts: int = 64,
+        orphans: OrphanCheck | None = None,
+        check_seconds: float = 0.0,
     ) -> None:
         self._encoder = encoder
         self._retry = retry or RetryPolicy()
         self._linger = linger_seconds
         self._poll = poll_seconds
         self._slice = slice_facts
+        self._orphans = orphans if check_seconds > 0 else None
+        self._check_seconds = check_seconds
+        self._checked = time.monotonic()
         self._changed = threading.Condition()
         self._urgent: dict[Namespace, None] = {}
         self._awake = True
@@ -222,8 +230,19 @@ class EncodeWorker:
         self._status = WorkerStatus(WorkerState.IDLE)
         if more or scope is not None:
             return 0.0
+        if self._check_orphans():
+            return 0.0
         retry_in = self._encoder.next_retry_in()
         return self._poll if retry_in is None else min(self._poll, retry_in)
+
+    def _check_orphans(self) -> bool:
+        """Look for orphans if it is time to; returns whether there is something to do now."""
+        now = time.monotonic()
+        if self._orphans is None or now - self._checked < self._check_seconds:
+            return False
+        self._checked = now
+        found = self._orphans.run(self._stopping)
+        return bool(found.orphans or found.lost)
 
     def _back_off(self, error: Exception, level: int) -> float:
         self._failures += 1

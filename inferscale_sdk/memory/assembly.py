@@ -40,6 +40,7 @@ class Assembly:
         on_error: See :class:`Preparer`.
         multi_user: See :class:`Scoping`.
         background: Whether to index and encode in threads.
+        orphan_check_seconds: See :class:`Memory`.
 
     Raises:
         ConfigurationError: Arguments contradict each other.
@@ -58,6 +59,7 @@ class Assembly:
         on_error: OnError,
         multi_user: bool | None,
         background: bool,
+        orphan_check_seconds: float = 0.0,
     ) -> None:
         if on_error not in ("text", "raise"):
             raise ConfigurationError(f"on_error={on_error!r} must be 'text' or 'raise'")
@@ -88,6 +90,7 @@ class Assembly:
                 window or PrecedingTurns(),
                 on_error=on_error,
                 background=background,
+                orphan_check_seconds=orphan_check_seconds,
             )
             if engine is not None
             else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from inferscale_sdk.config import settings
 from inferscale_sdk.engines.base import Engine
 from inferscale_sdk.facts.base import FactStore
 from inferscale_sdk.ingest.progress import ProgressCallback
@@ -49,6 +50,10 @@ class Memory(WriteVerbs, FindVerbs, AnswerVerbs):
         background: Index and encode in threads. Without, searches index and
             :meth:`wait_encoded` encodes.
         max_fact_chars: A longer turn becomes several facts.
+        max_facts: Live facts of one user (of one app) at most; ``None`` for no limit. What would
+            pass it is refused with :class:`~inferscale_sdk.errors.StoreFull`.
+        orphan_check_seconds: How often the encoding thread compares the ledger of stored KV with
+            the server, by default ``INFERSCALE_ORPHAN_CHECK_SECONDS`` or every hour; 0 never.
 
     Raises:
         ConfigurationError: Arguments contradict each other or are out of range.
@@ -69,9 +74,14 @@ class Memory(WriteVerbs, FindVerbs, AnswerVerbs):
         multi_user: bool | None = None,
         background: bool = True,
         max_fact_chars: int = DEFAULT_MAX_FACT_CHARS,
+        max_facts: int | None = None,
+        orphan_check_seconds: float | None = None,
     ) -> None:
         self._top_k = check_count(top_k, "top_k", least=1)
         self._max_fact_chars = check_count(max_fact_chars, "max_fact_chars", least=16)
+        self._max_facts = None if max_facts is None else check_count(max_facts, "max_facts")
+        if orphan_check_seconds is None:
+            orphan_check_seconds = settings().orphan_check_seconds
         self._parts = Assembly(
             engine,
             path=path,
@@ -83,6 +93,7 @@ class Memory(WriteVerbs, FindVerbs, AnswerVerbs):
             on_error=on_error,
             multi_user=multi_user,
             background=background,
+            orphan_check_seconds=orphan_check_seconds,
         )
 
     @property

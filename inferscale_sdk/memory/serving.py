@@ -12,6 +12,7 @@ from inferscale_sdk.engines.base import Engine
 from inferscale_sdk.errors import EngineError, EngineTimeout, EngineUnavailable
 from inferscale_sdk.facts.base import FactStore
 from inferscale_sdk.ingest.encoder import Encoder
+from inferscale_sdk.ingest.orphans import OrphanCheck
 from inferscale_sdk.ingest.progress import ProgressCallback
 from inferscale_sdk.ingest.windows import WindowStrategy
 from inferscale_sdk.ingest.worker import EncodeWorker, WorkerState
@@ -40,6 +41,7 @@ class Serving:
         window: Which facts stand before which while encoding.
         on_error: See :class:`Preparer`.
         background: Whether to encode in a thread.
+        orphan_check_seconds: How often the thread looks for orphans; 0 never.
     """
 
     def __init__(
@@ -51,6 +53,7 @@ class Serving:
         *,
         on_error: OnError,
         background: bool,
+        orphan_check_seconds: float = 0.0,
     ) -> None:
         self.store = store
         self.engine = engine
@@ -58,7 +61,12 @@ class Serving:
         self._lock = threading.Lock()
         self._planner: Planner | None = None
         self.encoder = Encoder(store, engine, _EncodePlanner(self), window)
-        self.worker = EncodeWorker(self.encoder) if background else None
+        self.orphans = OrphanCheck(store, engine, self.encoder.profile)
+        self.worker = (
+            EncodeWorker(self.encoder, orphans=self.orphans, check_seconds=orphan_check_seconds)
+            if background
+            else None
+        )
         self.preparer = Preparer(store, engine, self.planner, window.name, on_error=on_error)
         self.sender = Sender(store, engine, self.preparer, self.wake)
         if self.worker is not None:

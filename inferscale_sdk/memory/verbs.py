@@ -20,6 +20,7 @@ class Verbs:
 
     _parts: Assembly
     _max_fact_chars: int
+    _max_facts: int | None
 
     @property
     def store(self) -> FactStore:

@@ -63,6 +63,8 @@ class WriteVerbs(Verbs):
             NamespaceError: No user where one must be named.
             ConfigurationError: A message or the metadata is malformed (nothing is stored then),
                 or ``infer`` was asked for with neither engine nor extractor.
+            StoreFull: The user would have more facts than the memory's ``max_facts``; nothing is
+                stored then.
         """
         owner = self._namespace(user_id, agent_id, run_id, app_id)
         if infer and extractor is None:
@@ -86,7 +88,7 @@ class WriteVerbs(Verbs):
         )
         if not facts:
             return []
-        stored = self._parts.store.add(facts, owner)
+        stored = self._parts.store.add(facts, owner, max_facts=self._max_facts)
         self._parts.changed(owner)
         return stored
 
@@ -114,12 +116,13 @@ class WriteVerbs(Verbs):
             NamespaceError: No user where one must be named.
             ConfigurationError: A text is blank or too long, or metadata is not JSON; nothing is
                 stored then.
+            StoreFull: As for :meth:`add`.
         """
         owner = self._namespace(user_id, agent_id, run_id, app_id)
         if not facts:
             return []
         clean = [without_handles(fact) for fact in facts]
-        stored = self._parts.store.add(clean, owner)
+        stored = self._parts.store.add(clean, owner, max_facts=self._max_facts)
         self._parts.changed(owner)
         return stored
 

@@ -5,12 +5,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 
-from inferscale_sdk.facts.base import EncodingRecord, FactStore
+from inferscale_sdk.errors import StoreFull
+from inferscale_sdk.facts.base import EncodingRecord, FactStore, KeyState
 from inferscale_sdk.types import Fact, Namespace, NewFact
 
 __all__ = ["FactLedgerSuite"]
@@ -233,3 +234,67 @@ class FactLedgerSuite:
         assert store.get(fact.id, ALICE).text == "b"
         assert other.last_seq() == store.last_seq() == 2
         other.close()
+
+    # -- keys at large -----------------------------------------------------------------------
+
+    def test_a_capture_that_was_never_recorded_is_an_orphan(self, store: FactStore) -> None:
+        [a] = store.add([NewFact("a")], ALICE)
+        store.note_keys(["k1", "k2"])
+        store.note_keys(["preamble"], lasting=True)
+        store.record_encodings([encoded(a, "k1")])
+        assert store.orphans(datetime.now(UTC) - timedelta(hours=1)) == []
+        later = datetime.now(UTC) + timedelta(seconds=1)
+        assert store.orphans(later) == ["k2"]
+        assert store.queue_forget(["k2", "k1"]) == ["k2"]
+        assert (store.orphans(later), store.forget_queue()) == ([], ["k2"])
+        store.forget_done(["k2"])
+        assert (store.orphans(later), store.key_states(["k2"])) == ([], {})
+
+    def test_a_record_that_was_dropped_leaves_an_orphan(self, store: FactStore) -> None:
+        [a] = store.add([NewFact("a")], ALICE)
+        store.record_encodings([encoded(a, "k1")])
+        store.drop_encodings(["k1"])
+        assert store.orphans(datetime.now(UTC)) == ["k1"]
+        store.note_keys(["k1"])  # encoded again: under way
+        assert store.orphans(datetime.now(UTC) - timedelta(hours=1)) == []
+
+    def test_what_is_known_of_keys(self, store: FactStore) -> None:
+        a, b = store.add([NewFact("a"), NewFact("b")], ALICE)
+        store.record_encodings([encoded(a, "ka"), encoded(b, "kb")])
+        store.note_keys(["kc"])
+        store.note_keys(["kp"], lasting=True)
+        store.delete(b.id, ALICE, hard=True)
+        assert store.key_states(["ka", "kb", "kc", "kp", "foreign"]) == {
+            "ka": KeyState.IN_USE,
+            "kb": KeyState.TO_FORGET,
+            "kc": KeyState.NOTED,
+            "kp": KeyState.IN_USE,
+        }
+
+    def test_recorded_keys_come_in_pages(self, store: FactStore) -> None:
+        facts = store.add([NewFact(str(i)) for i in range(5)], ALICE)
+        store.record_encodings([encoded(f, f"k{i}") for i, f in enumerate(facts)])
+        store.record_encodings([encoded(facts[0], "other", profile="other")])
+        assert store.profiles() == [PROFILE, "other"]
+        assert store.recorded_keys(PROFILE, limit=3) == ["k0", "k1", "k2"]
+        assert store.recorded_keys(PROFILE, after="k2") == ["k3", "k4"]
+        assert store.recorded_keys("nothing") == []
+
+    def test_keys_behind_a_fact_are_those_that_go_with_it(self, store: FactStore) -> None:
+        a, b, c = store.add([NewFact(t) for t in "abc"], ALICE)
+        store.record_encodings([encoded(a, "ka"), encoded(b, "kb", [a]), encoded(c, "kc")])
+        store.record_encodings([encoded(a, "ka2", profile="other")])
+        assert store.keys_behind([a.id]) == ["ka", "ka2", "kb"]
+        assert store.keys_behind(["fnothing"]) == []
+        store.delete(a.id, ALICE)
+        assert sorted(store.forget_queue()) == ["ka", "ka2", "kb"]
+
+    def test_a_partition_takes_no_more_than_it_may(self, store: FactStore) -> None:
+        store.add([NewFact("a"), NewFact("b")], ALICE, max_facts=3)
+        with pytest.raises(StoreFull, match=r"2 facts .* 2 more would pass the limit of 3"):
+            store.add([NewFact("c"), NewFact("d")], ALICE, max_facts=3)
+        assert store.count(ALICE) == 2
+        store.add([NewFact("x")], BOB, max_facts=1)
+        [gone, _] = store.find(ALICE)
+        store.delete(gone.id, ALICE)
+        store.add([NewFact("c"), NewFact("d")], ALICE, max_facts=3)
