@@ -27,6 +27,12 @@ class TierStats:
         deletions: Segments dropped on demand.
         quarantined: Stored segments that failed their checks and were set aside.
         errors: Other failed reads and writes.
+        wrong_key: Stored segments that were encrypted with another key, or with none, and were
+            left alone.
+        read_bytes: Bytes of the segments that were found, as they lie here.
+        write_bytes: Bytes of the segments that were stored, as they lie here.
+        read_seconds: Time spent in ``get`` calls that found their segment.
+        write_seconds: Time spent in ``put`` calls that stored theirs.
     """
 
     name: str
@@ -40,8 +46,13 @@ class TierStats:
     deletions: int = 0
     quarantined: int = 0
     errors: int = 0
+    wrong_key: int = 0
+    read_bytes: int = 0
+    write_bytes: int = 0
+    read_seconds: float = 0.0
+    write_seconds: float = 0.0
 
-    def as_dict(self) -> dict[str, str | int | None]:
+    def as_dict(self) -> dict[str, str | int | float | None]:
         """The same as JSON values."""
         return asdict(self)
 
@@ -90,6 +101,17 @@ class Tier(ABC):
         Raises:
             StoreError: It is there and cannot be removed.
         """
+
+    def delete_everywhere(self, key: str) -> int:
+        """Drop a segment under every model, rank and storage dtype that shares this tier's place.
+
+        Returns:
+            How many there were.
+
+        Raises:
+            StoreError: One is there and cannot be removed.
+        """
+        return int(self.delete(key))
 
     @abstractmethod
     def keys(self) -> Iterator[str]:

@@ -6,23 +6,31 @@ import errno
 import logging
 import os
 import threading
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-from inferscale_sdk.errors import ConfigurationError, CorruptSegment, StoreError, StoreFull
-from inferscale_sdk.kv.codec import dump, load
+from inferscale_sdk.errors import (
+    ConfigurationError,
+    CorruptSegment,
+    StoreError,
+    StoreFull,
+    WrongKey,
+)
+from inferscale_sdk.kv.cipher import Cipher
+from inferscale_sdk.kv.quantize import StorageDtype
 from inferscale_sdk.kv.segment import Segment
 from inferscale_sdk.tiers import files
 from inferscale_sdk.tiers.base import Tier, TierStats
+from inferscale_sdk.tiers.budget import Budget, Stored
+from inferscale_sdk.tiers.coding import Coder, Tag
+from inferscale_sdk.tiers.meter import Meter
+from inferscale_sdk.tiers.orders import Eviction
 
 __all__ = ["DiskTier"]
 
 logger = logging.getLogger(__name__)
 
 _NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
-# Evicting means listing all files; going a little below the budget makes that rare.
-_LOW_WATER = 0.9
 _MAX_QUARANTINED = 32
 
 
@@ -30,13 +38,16 @@ class DiskTier(Tier):
     """A folder of segment files that several servers may share.
 
     A segment lies at ``root/<model>/r<rank>/<2 hex>/<key>.ifs``, where ``<model>`` is a digest of
-    the fingerprint. It is written to a temporary file beside its place and renamed, so that a name
-    always stands for a whole file; a writer that dies leaves a temporary file, which the next tier
-    opened on the folder removes. Reading checks key, fingerprint and checksums; a file that fails
+    the fingerprint; ``r<rank>-<dtype>`` if it is stored in another dtype than the cache's. It is
+    written to a temporary file beside its place and renamed, so that a name always stands for a
+    whole file; a writer that dies leaves a temporary file, which the next tier opened on the
+    folder removes. Reading checks key, fingerprint and checksums; a file that fails
     goes to ``quarantine/`` with the reason in its name (the newest 32 are kept) and counts as
-    missing. Folders are private to the user (0700), files too (0600).
+    missing. A file that was encrypted with another key counts as missing, too, and stays where it
+    is. Folders are private to the user (0700), files too (0600).
 
-    With a budget, the files used longest ago are removed first. Use is noted in the file's
+    With a budget, the files used longest ago are removed first (or the cheapest to encode again,
+    see :mod:`inferscale_sdk.tiers.orders`). Use is noted in the file's
     modification time, so it is shared between processes, and approximate: two uses in one tick of
     the file system's clock are equal, and another process's writes count only at the next sweep.
 
@@ -47,9 +58,13 @@ class DiskTier(Tier):
         rank: This process's shard of the model.
         fsync: Whether :meth:`put` waits until the segment would survive a power cut. Without it a
             cut may lose or damage the newest files; checksums find those out.
+        storage: How keys and values are stored.
+        cipher: Encrypts the files; ``None`` stores them plain.
+        eviction: Who goes first when the budget is exceeded.
+        owner_bytes: Budget of each owner, ``None`` for no limit.
 
     Raises:
-        ConfigurationError: ``capacity_bytes`` or ``rank`` is negative.
+        ConfigurationError: A budget or ``rank`` is negative, or there is no such ``eviction``.
         StoreError: The folder cannot be made or listed.
     """
 
@@ -63,22 +78,19 @@ class DiskTier(Tier):
         capacity_bytes: int | None = None,
         rank: int = 0,
         fsync: bool = False,
+        storage: StorageDtype = StorageDtype.AS_CACHE,
+        cipher: Cipher | None = None,
+        eviction: Eviction = "lru",
+        owner_bytes: int | None = None,
     ) -> None:
-        if capacity_bytes is not None and capacity_bytes < 0:
-            raise ConfigurationError(
-                f"capacity_bytes={capacity_bytes} must not be negative; None means no limit"
-            )
         if rank < 0:
             raise ConfigurationError(f"rank={rank} must not be negative; ranks count from 0")
+        self._budget = Budget(self.name, capacity_bytes, owner_bytes, eviction)
+        self._coder = Coder(fingerprint, storage, cipher)
         self._root = Path(root)
-        self._fingerprint = fingerprint
-        self._capacity = capacity_bytes
         self._fsync = fsync
-        self._folder = files.shard_folder(self._root, fingerprint, rank)
-        self._count: Counter[str] = Counter()
-        self._used = 0
-        self._segments = 0
-        self._lock = threading.Lock()
+        self._folder = files.shard_folder(self._root, fingerprint, rank, self._coder.suffix)
+        self._meter = Meter()
         self._sweeping = threading.Lock()
         try:
             files.make_private(self._folder, self._root)
@@ -88,7 +100,7 @@ class DiskTier(Tier):
                 f"the store folder {self._folder} cannot be used: {error}; "
                 "choose another folder or mend its permissions"
             ) from error
-        self._recount()
+        self._budget.recount(self._listing(), self._read_tag)
 
     @property
     def root(self) -> Path:
@@ -110,49 +122,51 @@ class DiskTier(Tier):
 
     def get(self, key: str) -> Segment | None:  # noqa: D102 - as in the contract
         path = self.path(key)
-        try:
-            buffer, opened = files.read(path)
-        except FileNotFoundError:
-            self._counted("misses")
-            return None
-        except OSError as error:
-            logger.warning("segment %s cannot be read: %s", path, error)
-            self._counted("misses", "errors")
-            return None
-        try:
-            segment = load(buffer, expect_key=key, expect_fingerprint=self._fingerprint)
-        except CorruptSegment as error:
-            self._quarantine(path, opened, str(error))
-            self._counted("misses", "quarantined")
-            return None
-        if self._capacity is not None:
-            files.mark_used(path)
-        self._counted("hits")
+        with self._meter.reading() as read:
+            try:
+                buffer, opened = files.read(path)
+            except FileNotFoundError:
+                return None
+            except OSError as error:
+                logger.warning("segment %s cannot be read: %s", path, error)
+                self._meter.count("errors")
+                return None
+            nbytes = len(buffer)
+            try:
+                segment = self._coder.decode(buffer, key)
+            except WrongKey as error:
+                logger.warning("segment file %s is left alone: %s", path, error)
+                self._meter.count("wrong_key")
+                return None
+            except CorruptSegment as error:
+                self._quarantine(path, opened, str(error))
+                self._meter.count("quarantined")
+                return None
+            if self._budget.is_limited:
+                files.mark_used(path)
+            read.append(nbytes)
         return segment
 
     def put(self, segment: Segment) -> None:  # noqa: D102
         path = self.path(segment.key)
-        pieces = dump(segment, self._fingerprint)
-        nbytes = sum(len(piece) for piece in pieces)
-        if self._capacity is not None and nbytes > self._capacity:
-            raise StoreFull(
-                f"segment {segment.key} needs {nbytes} bytes, the disk tier's whole budget is "
-                f"{self._capacity}; raise the budget"
-            )
-        try:
-            replaced = files.write_atomically(path, pieces, root=self._root, fsync=self._fsync)
-        except OSError as error:
-            self._counted("errors")
-            full = error.errno in _NO_SPACE
-            raise (StoreFull if full else StoreError)(
-                f"segment {segment.key} ({nbytes} bytes) cannot be written to {path.parent}: "
-                f"{error}; " + ("free some space or move the store" if full else "see the cause")
-            ) from error
-        with self._lock:
-            self._count["puts"] += 1
-            self._used += nbytes - (replaced or 0)
-            self._segments += replaced is None
-        self._make_room(keep=path)
+        with self._meter.writing() as written:
+            pieces = self._coder.encode(segment)
+            nbytes = sum(len(piece) for piece in pieces)
+            self._budget.check(segment.key, nbytes, segment.owner)
+            try:
+                replaced = files.write_atomically(path, pieces, root=self._root, fsync=self._fsync)
+            except OSError as error:
+                self._meter.count("errors")
+                full = error.errno in _NO_SPACE
+                raise (StoreFull if full else StoreError)(
+                    f"segment {segment.key} ({nbytes} bytes) cannot be written to {path.parent}: "
+                    f"{error}; "
+                    + ("free some space or move the store" if full else "see the cause")
+                ) from error
+            written.append(nbytes)
+        tag = Tag(segment.owner, segment.encode_tokens)
+        if self._budget.added(segment.key, nbytes, replaced, tag):
+            self._make_room(keep=segment.key)
 
     def contains(self, key: str) -> bool:  # noqa: D102
         return files.is_segment_file(self.path(key))
@@ -161,16 +175,14 @@ class DiskTier(Tier):
         """Drop a segment and any quarantined copy of it, for this model and rank."""
         removed = self._remove(self.path(key))
         files.remove_quarantined(self._folder, key)
-        self._counted(*["deletions"] * removed)
+        if removed:
+            self._meter.count("deletions")
         return removed
 
     def delete_everywhere(self, key: str) -> int:
-        """Drop a segment under every model and rank of the store's folder, this one's included.
+        """Drop a segment under every model, rank and storage dtype of the store's folder.
 
-        For deletion that must reach what other servers left behind. Returns how many there were.
-
-        Raises:
-            StoreError: One is there and cannot be removed.
+        For deletion that must reach what other servers left behind.
         """
         removed = int(self.delete(key))
         for folder in files.shard_folders(self._root):
@@ -184,21 +196,20 @@ class DiskTier(Tier):
 
     @property
     def used_bytes(self) -> int:  # noqa: D102
-        return self._used
+        return self._budget.used_bytes
 
     @property
     def capacity_bytes(self) -> int | None:  # noqa: D102
-        return self._capacity
+        return self._budget.capacity_bytes
 
     def stats(self) -> TierStats:  # noqa: D102
-        with self._lock:
-            return TierStats(
-                name=self.name,
-                segments=self._segments,
-                used_bytes=self._used,
-                capacity_bytes=self._capacity,
-                **self._count,
-            )
+        return TierStats(
+            name=self.name,
+            segments=self._budget.segments,
+            used_bytes=self._budget.used_bytes,
+            capacity_bytes=self._budget.capacity_bytes,
+            **self._meter.snapshot(),
+        )
 
     def clear(self) -> None:
         """Drop every segment of this model and rank, and what is in quarantine."""
@@ -206,15 +217,19 @@ class DiskTier(Tier):
             self._remove(entry.path)
         files.remove_quarantined(self._folder)
 
-    def _counted(self, *names: str) -> None:
-        with self._lock:
-            self._count.update(names)
+    def _listing(self) -> list[Stored]:
+        return [
+            Stored(entry.key, entry.nbytes, entry.used_at_ns / 1e9)
+            for entry in files.scan(self._folder)
+        ]
 
-    def _recount(self) -> None:
-        found = list(files.scan(self._folder))
-        with self._lock:
-            self._used = sum(entry.nbytes for entry in found)
-            self._segments = len(found)
+    def _read_tag(self, key: str) -> Tag:
+        """What eviction wants to know of a file that somebody else wrote."""
+        try:
+            head = files.read_head(self.path(key), self._coder.head_bytes)
+            return self._coder.tag(head, key)
+        except (OSError, CorruptSegment, WrongKey):
+            return Tag()  # of no use to this server: first to go
 
     def _unlink(self, path: Path) -> int | None:
         """Remove a file; its size, or ``None`` if it was not there."""
@@ -231,13 +246,8 @@ class DiskTier(Tier):
         nbytes = self._unlink(path)
         if nbytes is None:
             return False
-        self._dropped(nbytes)
+        self._budget.dropped(path.stem, nbytes)
         return True
-
-    def _dropped(self, nbytes: int) -> None:
-        with self._lock:  # never below zero, though another process may have written the file
-            self._used = max(0, self._used - nbytes)
-            self._segments = max(0, self._segments - 1)
 
     def _quarantine(self, path: Path, opened: os.stat_result, reason: str) -> None:
         logger.warning("segment file %s is set aside: %s", path, reason)
@@ -248,18 +258,20 @@ class DiskTier(Tier):
             return
         files.trim_quarantine(self._folder, keep=_MAX_QUARANTINED)
         if moved:
-            self._dropped(opened.st_size)
+            self._budget.dropped(path.stem, opened.st_size)
 
-    def _make_room(self, keep: Path) -> None:
-        """Evict down to the low-water mark if the budget is exceeded."""
-        if self._capacity is None or self._used <= self._capacity:
-            return
+    def _make_room(self, keep: str) -> None:
+        """Evict until every budget is kept, and a little more."""
         with self._sweeping:
-            self._recount()
-            if self._used <= self._capacity:
-                return
-            for entry in sorted(files.scan(self._folder), key=lambda found: found.used_at_ns):
-                if self._used <= self._capacity * _LOW_WATER:
-                    break
-                if entry.path != keep and self._remove(entry.path):
-                    self._counted("evictions")
+            for key in self._budget.victims(self._listing(), self._read_tag, keep=keep):
+                if self._remove(self.path(key)):
+                    self._meter.count("evictions")
+
+
+def _refusal(error: OSError, key: str, nbytes: int, path: Path) -> StoreError:
+    """What :meth:`DiskTier.put` raises when a file cannot be written."""
+    full = error.errno in _NO_SPACE
+    return (StoreFull if full else StoreError)(
+        f"segment {key} ({nbytes} bytes) cannot be written to {path.parent}: {error}; "
+        + ("free some space or move the store" if full else "see the cause")
+    )

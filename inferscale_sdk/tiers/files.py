@@ -28,12 +28,14 @@ __all__ = [
     "mark_used",
     "quarantine",
     "read",
+    "read_head",
     "remove_abandoned",
     "remove_quarantined",
     "scan",
     "segment_path",
     "shard_folder",
     "shard_folders",
+    "shard_name",
     "trim_quarantine",
     "write_atomically",
 ]
@@ -57,11 +59,16 @@ class StoredFile:
     used_at_ns: int
 
 
-def shard_folder(root: Path, fingerprint: str, rank: int) -> Path:
-    """Where one model's and rank's segments lie."""
+def shard_name(fingerprint: str, rank: int, suffix: str = "") -> str:
+    """The part of a path that tells models, ranks and storage dtypes apart."""
     # A digest, because a fingerprint is any text and a folder's name is not.
     model = hashlib.blake2b(fingerprint.encode(), digest_size=8).hexdigest()
-    return root / model / f"r{rank}"
+    return f"{model}/r{rank}{suffix}"
+
+
+def shard_folder(root: Path, fingerprint: str, rank: int, suffix: str = "") -> Path:
+    """Where the segments of one model, rank and storage dtype lie."""
+    return root / shard_name(fingerprint, rank, suffix)
 
 
 def shard_folders(root: Path) -> list[Path]:
@@ -121,6 +128,15 @@ def read(path: Path) -> tuple[bytearray, os.stat_result]:
     return buffer, opened
 
 
+def read_head(path: Path, nbytes: int | None) -> bytes:
+    """The first bytes of a file, all of them for ``None``."""
+    if nbytes is None:
+        return bytes(read(path)[0])
+    flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
+    with os.fdopen(os.open(path, flags), "rb", buffering=0) as file:
+        return file.read(nbytes)
+
+
 def mark_used(path: Path) -> None:
     """Note a use of the file, for eviction."""
     with contextlib.suppress(OSError):
@@ -128,7 +144,7 @@ def mark_used(path: Path) -> None:
 
 
 def write_atomically(
-    path: Path, pieces: Sequence[bytes | memoryview], *, root: Path, fsync: bool
+    path: Path, pieces: Sequence[bytes | bytearray | memoryview], *, root: Path, fsync: bool
 ) -> int | None:
     """Write a file so that its name stands for all of it or for what was there before.
 
@@ -146,7 +162,9 @@ def write_atomically(
     raise AssertionError("unreachable")  # pragma: no cover
 
 
-def _write(path: Path, pieces: Sequence[bytes | memoryview], *, fsync: bool) -> int | None:
+def _write(
+    path: Path, pieces: Sequence[bytes | bytearray | memoryview], *, fsync: bool
+) -> int | None:
     # Random, not the process id: two containers on one folder may have the same one.
     temporary = path.with_name(f".{path.stem}.{secrets.token_hex(8)}{_TEMPORARY}")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _FILE_MODE)
