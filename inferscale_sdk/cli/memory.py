@@ -12,19 +12,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from inferscale_sdk.cli.forget import forget
 from inferscale_sdk.cli.options import DEFAULT_USER, Agent, App, Json, Run, Store, User
 from inferscale_sdk.cli.output import (
     err,
-    interactive,
     out,
     print_json,
     print_json_line,
     visible,
     working,
 )
+from inferscale_sdk.cli.session import open_memory, owner_ids
 
 if TYPE_CHECKING:
-    from inferscale_sdk.memory import Memory
     from inferscale_sdk.types import Fact
 
 __all__ = ["app"]
@@ -32,6 +32,8 @@ __all__ = ["app"]
 app = typer.Typer(
     help="What is remembered: add, list, search, forget, export.", no_args_is_help=True
 )
+
+app.command()(forget)
 
 FactId = Annotated[str, typer.Argument(help="A fact's id, as `list` shows it.")]
 
@@ -55,8 +57,8 @@ def add(
 
     lines = [line for text in texts for line in (sys.stdin if text == "-" else [text])]
     messages = [Message("user", line.strip(), speaker) for line in lines if line.strip()]
-    with _open(store) as memory:
-        facts = memory.add(messages, timestamp=_utc(when), **_ids(user, agent, run, app_id))
+    with open_memory(store) as memory:
+        facts = memory.add(messages, timestamp=_utc(when), **owner_ids(user, agent, run, app_id))
     _show(facts, json)
 
 
@@ -72,8 +74,8 @@ def list_(
     json: Json = False,
 ) -> None:
     """List facts, oldest first."""
-    with _open(store) as memory:
-        facts = memory.get_all(limit=limit, offset=offset, **_ids(user, agent, run, app_id))
+    with open_memory(store) as memory:
+        facts = memory.get_all(limit=limit, offset=offset, **owner_ids(user, agent, run, app_id))
     _show(facts, json)
 
 
@@ -92,9 +94,9 @@ def search(
     """Find the facts that matter for a question, best first."""
     from inferscale_sdk.cli.facts import fact_dict
 
-    with _open(store) as memory, working("Searching"):
+    with open_memory(store) as memory, working("Searching"):
         found = memory.search(
-            query, top_k=top_k, threshold=threshold, **_ids(user, agent, run, app_id)
+            query, top_k=top_k, threshold=threshold, **owner_ids(user, agent, run, app_id)
         )
     if json:
         print_json(
@@ -107,39 +109,6 @@ def search(
     for hit in found:
         similarity = "  -  " if hit.similarity is None else f"{hit.similarity:.3f}"
         out().print(f"{similarity}  {hit.fact.id}  {_line(hit.fact)}", markup=False)
-
-
-@app.command()
-def forget(
-    fact_ids: Annotated[list[str] | None, typer.Argument(help="Which facts.")] = None,
-    everything: Annotated[bool, typer.Option("--all", help="Everything of this user.")] = False,
-    hard: Annotated[bool, typer.Option("--hard", help="Erase the text from history, too.")] = False,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
-    user: User = DEFAULT_USER,
-    agent: Agent = None,
-    run: Run = None,
-    app_id: App = None,
-    store: Store = None,
-    json: Json = False,
-) -> None:
-    """Forget facts: text, vectors, and stored KV as soon as a server runs on this memory."""
-    if bool(fact_ids) == everything:
-        raise typer.BadParameter("name facts, or give --all, not both")
-    ids = _ids(user, agent, run, app_id)
-    with _open(store) as memory:
-        if everything:
-            if not yes:
-                _confirm(f"Forget all {memory.count(**ids)} facts of {user}?")
-            _show_forgotten(memory.delete_all(hard=hard, **ids), json)
-            return
-        n = 0
-        try:
-            for fact_id in fact_ids or ():
-                memory.delete(fact_id, hard=hard, **ids)
-                n += 1
-        finally:
-            # Also before an error is shown: those before it are gone.
-            _show_forgotten(n, json)
 
 
 @app.command()
@@ -157,8 +126,8 @@ def export(
     """Write all facts as JSON, one a line."""
     from inferscale_sdk.cli.facts import fact_dict
 
-    with _open(store) as memory:
-        facts = [fact_dict(fact) for fact in memory.get_all(**_ids(user, agent, run, app_id))]
+    with open_memory(store) as memory:
+        facts = [fact_dict(fact) for fact in memory.get_all(**owner_ids(user, agent, run, app_id))]
     with _writing_to(output):
         if json:
             print_json(facts)
@@ -180,8 +149,8 @@ def history(
     json: Json = False,
 ) -> None:
     """Show what happened to a fact, oldest first; works on forgotten ones."""
-    with _open(store) as memory:
-        events = memory.history(fact_id, **_ids(user, agent, run, app_id))
+    with open_memory(store) as memory:
+        events = memory.history(fact_id, **owner_ids(user, agent, run, app_id))
     if json:
         print_json([{**asdict(event), "kind": event.kind.value} for event in events])
         return
@@ -205,12 +174,12 @@ def stats(
     """Show how much is remembered, and what still waits."""
     from inferscale_sdk.cli.session import memory_folder
 
-    with _open(store) as memory:
+    with open_memory(store) as memory:
         now = memory.stats()
         about: dict[str, Any] = {
             "folder": str(memory_folder(store)),
             "user": user,
-            "facts": memory.count(**_ids(user, agent, run, app_id)),
+            "facts": memory.count(**owner_ids(user, agent, run, app_id)),
             "changes": now.last_seq,
             "keys_to_forget": now.forgets_queued,
         }
@@ -219,32 +188,6 @@ def stats(
         return
     for name, value in about.items():
         out().print(f"{name.replace('_', ' '):<15} {value}", markup=False)
-
-
-def _open(store: Path | None) -> Memory:
-    """A memory without an engine or threads: what a command leaves to index, a search indexes."""
-    from inferscale_sdk.cli.session import memory_folder
-    from inferscale_sdk.memory import Memory
-
-    return Memory(path=memory_folder(store), background=False)
-
-
-def _ids(user: str, agent: str | None, run: str | None, app_id: str | None) -> dict[str, Any]:
-    return {"user_id": user, "agent_id": agent, "run_id": run, "app_id": app_id}
-
-
-def _confirm(question: str) -> None:
-    """Ask on stderr; ends the command if the answer is no, or nobody is there to give one."""
-    if not interactive():
-        raise typer.BadParameter(f"{question} Nobody is there to answer; give --yes")
-    typer.confirm(question, abort=True, err=True)
-
-
-def _show_forgotten(n: int, json: bool) -> None:
-    if json:
-        print_json({"forgotten": n})
-    else:
-        out().print(f"forgotten: {n}")
 
 
 def _utc(when: datetime | None) -> datetime | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from inferscale_sdk.cli.options import EngineChoice
 from inferscale_sdk.config import settings
@@ -11,8 +11,17 @@ from inferscale_sdk.config import settings
 if TYPE_CHECKING:
     from inferscale_sdk.engines.base import Engine
     from inferscale_sdk.engines.vllm import VLLMEngine
+    from inferscale_sdk.memory import Memory
 
-__all__ = ["base_url_or_none", "connect", "kv_folder", "launch_engine", "memory_folder"]
+__all__ = [
+    "base_url_or_none",
+    "connect",
+    "kv_folder",
+    "launch_engine",
+    "memory_folder",
+    "open_memory",
+    "owner_ids",
+]
 
 BUNDLED = "bundled"
 
@@ -56,3 +65,15 @@ def launch_engine(model: str | None = None, kind: EngineChoice = EngineChoice.VL
         disk_path=kv_folder(),
         log_path=settings().home / "logs" / "server.log",
     )
+
+
+def open_memory(store: Path | None, engine: Engine | None = None) -> Memory:
+    """A memory without threads: what a command leaves to index, a search indexes."""
+    from inferscale_sdk.memory import Memory
+
+    return Memory(engine, path=memory_folder(store), background=False)
+
+
+def owner_ids(user: str, agent: str | None, run: str | None, app_id: str | None) -> dict[str, Any]:
+    """The ids of a command's options as the verbs of a memory take them."""
+    return {"user_id": user, "agent_id": agent, "run_id": run, "app_id": app_id}

@@ -17,6 +17,7 @@ from inferscale_sdk.engines.base import Engine, EngineInfo
 from inferscale_sdk.errors import ContextOverflow, EngineError, EngineTimeout, EngineUnavailable
 from inferscale_sdk.facts.base import EncodingRecord, FactStore
 from inferscale_sdk.ingest.fitting import Fitted, fit
+from inferscale_sdk.ingest.forgetting import send_forgets
 from inferscale_sdk.ingest.planning import EncodePlanner
 from inferscale_sdk.ingest.progress import EncodeProgress, ProgressCallback
 from inferscale_sdk.ingest.recording import record
@@ -30,7 +31,6 @@ __all__ = ["Encoder"]
 
 log = logging.getLogger(__name__)
 
-FORGET_BATCH = 10_000
 SLICE = 256
 FACT_RETRY = RetryPolicy(base_seconds=1.0, max_seconds=300.0, max_attempts=8)
 
@@ -188,16 +188,8 @@ class Encoder:
             EngineUnavailable: Nobody answers; the keys stay queued.
             EngineTimeout: No answer in time; likewise.
         """
-        sent = 0
         with self._forgetting:
-            while keys := self._store.forget_queue(FORGET_BATCH):
-                if not self._engine.info().can_inject:
-                    # The KV lies on a server that is not this one; its turn will come.
-                    break
-                self._engine.forget(keys)
-                self._store.forget_done(keys)
-                sent += len(keys)
-        return sent
+            return send_forgets(self._store, self._engine)
 
     def engine_was_lost(self) -> None:
         """The engine may be another one now: ask again who it is, and capture preambles anew."""

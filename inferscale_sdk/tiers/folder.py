@@ -8,9 +8,13 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from inferscale_sdk.errors import CorruptSegment, StoreError
+from inferscale_sdk.errors import CorruptSegment, StoreError, WrongKey
 from inferscale_sdk.tiers import files
+
+if TYPE_CHECKING:
+    from inferscale_sdk.kv.cipher import Cipher
 
 __all__ = ["Damage", "FolderSegment", "locate", "remove", "segments", "verify"]
 
@@ -43,11 +47,13 @@ class Damage:
     Args:
         segment: The file.
         reason: What is wrong with it.
+        unknown: Whether it may be whole all the same: it could not be read or decrypted.
         set_aside: Whether it was moved to quarantine.
     """
 
     segment: FolderSegment
     reason: str
+    unknown: bool = False
     set_aside: bool = False
 
 
@@ -126,13 +132,17 @@ def remove(root: Path, key: str) -> int:
     return removed
 
 
-def verify(found: FolderSegment, root: Path, *, repair: bool = False) -> Damage | None:
+def verify(
+    found: FolderSegment, root: Path, *, cipher: Cipher | None = None, repair: bool = False
+) -> Damage | None:
     """Read a segment and check everything that can be checked without its model.
 
     Args:
         found: Which.
         root: The store's folder.
-        repair: Move a damaged file to quarantine, so that its fact is encoded again.
+        cipher: Opens encrypted segments; without it they cannot be checked.
+        repair: Move a damaged file to quarantine, so that its fact is encoded again. One that
+            this cipher cannot open is left where it is: it may be whole.
 
     Returns:
         ``None`` if it is whole, or gone meanwhile.
@@ -140,25 +150,20 @@ def verify(found: FolderSegment, root: Path, *, repair: bool = False) -> Damage 
     Raises:
         StoreError: A damaged file cannot be set aside.
     """
-    from inferscale_sdk.kv.codec import load, read_header
-
     try:
         buffer, opened = files.read(found.path)
     except FileNotFoundError:
         return None
     except OSError as error:
-        return Damage(found, f"cannot be read: {error.strerror or error}")
+        return Damage(found, f"cannot be read: {error.strerror or error}", unknown=True)
     try:
-        header = read_header(buffer)
-        load(buffer, expect_key=found.key, expect_fingerprint=header.fingerprint)
+        reason = _fault(found, root, buffer, cipher)
+    except WrongKey as error:
+        return Damage(found, str(error), unknown=True)
     except CorruptSegment as error:
         reason = str(error)
-    else:
-        shard = found.path.parent.parent
-        rank = int(shard.name.removeprefix("r") or 0) if shard.name[1:].isdigit() else 0
-        if shard == files.shard_folder(root, header.fingerprint, rank):
-            return None
-        reason = "it lies in the folder of another model"
+    if not reason:
+        return None
     if not repair:
         return Damage(found, reason)
     try:
@@ -167,3 +172,24 @@ def verify(found: FolderSegment, root: Path, *, repair: bool = False) -> Damage 
     except OSError as error:
         raise StoreError(f"{found.path} cannot be set aside: {error}") from error
     return Damage(found, reason, set_aside=moved)
+
+
+def _fault(found: FolderSegment, root: Path, buffer: bytearray, cipher: Cipher | None) -> str:
+    """What is wrong with a file's bytes, empty if nothing is.
+
+    Raises:
+        CorruptSegment: It is damaged.
+        WrongKey: It is encrypted with another key, or without one at hand.
+    """
+    from inferscale_sdk.kv.cipher import is_sealed
+    from inferscale_sdk.kv.codec import load, read_header
+
+    if is_sealed(buffer):
+        if cipher is None:
+            raise WrongKey("encrypted: give INFERSCALE_KV_KEY to have it checked")
+        buffer = cipher.open(buffer, found.key)
+    header = read_header(buffer)
+    load(buffer, expect_key=found.key, expect_fingerprint=header.fingerprint)
+    shard = found.path.parent.parent
+    expected = files.shard_folder(root, header.fingerprint, 0).parent
+    return "" if shard.parent == expected else "it lies in the folder of another model"

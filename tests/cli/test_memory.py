@@ -65,7 +65,7 @@ def test_a_hard_forget_erases_the_text_everywhere(cli):
 
 def test_forgetting_everything_asks_first(cli, monkeypatch):
     cli("memory", "add", "one", "two")
-    monkeypatch.setattr("inferscale_sdk.cli.memory.interactive", lambda: True)
+    monkeypatch.setattr("inferscale_sdk.cli.forget.interactive", lambda: True)
 
     for option in ((), ("--json",)):
         asked = cli("memory", "forget", "--all", *option, stdin="n\n", code=1)

@@ -88,6 +88,25 @@ def test_damage_is_named_and_set_aside_only_on_request(root: Path, spoil, reason
     assert folder.verify(entry, root) is None  # gone meanwhile
 
 
+def test_what_is_encrypted_is_checked_with_its_key(tmp_path: Path) -> None:
+    from inferscale_sdk.kv.cipher import Cipher
+    from inferscale_sdk.kv.codec import dump
+
+    cipher, other = Cipher(b"k" * 32), Cipher(b"o" * 32)
+    path = files.segment_path(files.shard_folder(tmp_path, "a", 0), KEYS[0])
+    path.parent.mkdir(parents=True)
+    path.write_bytes(b"".join(cipher.seal(dump(segment(KEYS[0]), "a"), KEYS[0])))
+    (entry,) = folder.segments(tmp_path)
+    assert folder.verify(entry, tmp_path, cipher=cipher) is None
+    for wrong in (None, other):
+        damage = folder.verify(entry, tmp_path, cipher=wrong, repair=True)
+        assert damage is not None and damage.unknown and path.exists()
+    raw = path.read_bytes()
+    path.write_bytes(raw[:-1] + bytes([raw[-1] ^ 1]))
+    damage = folder.verify(entry, tmp_path, cipher=cipher)
+    assert damage is not None and not damage.unknown and "tag is wrong" in damage.reason
+
+
 def test_a_segment_under_another_name_or_model_is_damage(root: Path) -> None:
     good = files.segment_path(files.shard_folder(root, "a", 0), KEYS[1])
     renamed = files.segment_path(files.shard_folder(root, "a", 0), KEYS[3])

@@ -1,0 +1,141 @@
+"""Looking for deleted text in the raw bytes of database files, where SQL does not see it.
+
+A deleted row may live on in free pages, in the write-ahead log, or in an index's pages. What is
+looked for is every run of eight bytes of the deleted text that nothing else in the file has.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from inferscale_sdk.errors import MissingDependency, StoreError
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+__all__ = ["database_files", "residue"]
+
+WINDOW = 8
+"""Bytes; one little-endian uint64."""
+_CHUNK = 1 << 26
+_PREFILTER_BITS = 16
+# Pages of the full-text index: what they hold is made from other tables, and stale terms in them
+# are just what is looked for.
+_DERIVED = ("_data", "_idx")
+
+
+def database_files(folder: Path) -> list[Path]:
+    """Every SQLite file in a folder, logs and journals included."""
+    return sorted(path for path in folder.glob("*.db*") if path.is_file())
+
+
+def residue(files: Iterable[Path], texts: Iterable[str]) -> dict[str, int]:
+    """How many pieces of ``texts`` are left in files whose rows no longer hold them.
+
+    Text of fewer than eight bytes, and pieces that other rows have as well, cannot be told apart
+    from them and are not looked for.
+
+    Args:
+        files: Databases with their logs, as :func:`database_files` lists them.
+        texts: What was deleted.
+
+    Returns:
+        By file name, the number of places; files without any are left out.
+
+    Raises:
+        MissingDependency: numpy is not installed.
+        StoreError: A file cannot be read.
+    """
+    try:
+        import numpy as np
+    except ImportError:
+        raise MissingDependency("numpy", "recall", "looking for traces of deleted text") from None
+    paths = list(files)
+    wanted = np.unique(
+        np.concatenate(
+            [
+                _windows(np.frombuffer(form.encode("utf-8", "replace"), np.uint8))
+                for text in texts
+                for form in {text, text.casefold()}
+            ]
+            or [np.empty(0, np.uint64)]
+        )
+    )
+    for path in paths:
+        if path.suffix == ".db" and len(wanted):
+            for chunk in _values(path):
+                kept = ~np.isin(wanted, np.unique(_windows(np.frombuffer(chunk, np.uint8))))
+                wanted = wanted[kept]
+    if not len(wanted):
+        return {}
+    found = {path.name: _count(path, wanted) for path in paths}
+    return {name: n for name, n in found.items() if n}
+
+
+def _windows(data: NDArray[np.uint8]) -> NDArray[np.uint64]:
+    """Every run of eight bytes ``[window]``, in no particular order."""
+    import numpy as np
+
+    parts = [
+        data[at : at + (len(data) - at) // WINDOW * WINDOW].view("<u8")
+        for at in range(min(WINDOW, len(data)))
+    ]
+    return np.concatenate(parts) if parts else np.empty(0, np.uint64)
+
+
+def _values(path: Path) -> Iterator[bytes]:
+    """What a database's rows and schema hold, in pieces of some megabytes, folded case too."""
+    try:
+        with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as database:
+            tables = database.execute(
+                "SELECT name FROM sqlite_master WHERE type = 'table' AND sql NOT LIKE '%VIRTUAL%'"
+            ).fetchall()
+            names = [name for (name,) in tables if not name.endswith(_DERIVED)]
+            piece: list[bytes] = []
+            for name in ["sqlite_master", *names]:
+                quoted = name.replace('"', '""')
+                for row in database.execute(f'SELECT * FROM "{quoted}"'):  # noqa: S608
+                    piece += (form for value in row for form in _forms(value))
+                    if len(piece) > 100_000:
+                        yield b"\0".join(piece)
+                        piece.clear()
+            yield b"\0".join(piece)
+    except sqlite3.Error as error:
+        raise StoreError(f"{path} cannot be read: {error}") from error
+
+
+def _forms(value: object) -> Iterator[bytes]:
+    if isinstance(value, str):
+        yield value.encode("utf-8", "replace")
+        yield value.casefold().encode("utf-8", "replace")
+    elif isinstance(value, bytes):
+        yield value
+
+
+def _count(path: Path, wanted: NDArray[np.uint64]) -> int:
+    """Places in the file where a wanted window stands."""
+    import numpy as np
+
+    maybe = np.zeros(1 << _PREFILTER_BITS, bool)
+    maybe[wanted & (len(maybe) - 1)] = True
+    count = 0
+    try:
+        with path.open("rb") as file:
+            tail = b""
+            while block := file.read(_CHUNK):
+                data = np.frombuffer(tail + block, np.uint8)
+                found = _windows(data)
+                found = found[maybe[found & (len(maybe) - 1)]]
+                at = np.searchsorted(wanted, found)
+                count += int((wanted[np.minimum(at, len(wanted) - 1)] == found).sum())
+                tail = bytes(data[-(WINDOW - 1) :])
+    except FileNotFoundError:
+        return 0
+    except OSError as error:
+        raise StoreError(f"{path} cannot be read: {error}") from error
+    return count

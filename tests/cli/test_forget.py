@@ -1,0 +1,141 @@
+"""``inferscale memory forget --verify``: the proof, and that it sees what is left."""
+
+from __future__ import annotations
+
+import sqlite3
+
+import pytest
+
+from inferscale_sdk.cli.session import kv_folder, memory_folder
+from inferscale_sdk.errors import EngineUnavailable
+from inferscale_sdk.memory import Memory
+from inferscale_sdk.testing.fake_embedder import FakeEmbedder
+from inferscale_sdk.tiers import files
+
+SECRET = "zanzibar xylophone 8812"
+URL = "http://127.0.0.1:9"
+
+
+@pytest.fixture
+def facts(home, fake_engine):
+    """Three facts with vectors, terms and KV, the second one's window holding the first."""
+    with Memory(
+        fake_engine, path=memory_folder(), embedder=FakeEmbedder(), background=False
+    ) as memory:
+        facts = memory.add(
+            ["I like tea", f"My {SECRET} is in the attic", "I live in Porto"], user_id="me"
+        )
+        memory.search("xylophone", user_id="me")
+        assert memory.wait_encoded()
+    return facts
+
+
+def left(report):
+    return {place["name"]: place["left"] for place in report["places"]}
+
+
+def test_everything_is_gone_from_every_place(cli, facts, fake_engine):
+    before = set(fake_engine.segments)
+    report = cli.json("memory", "forget", facts[1].id, "--hard", "--verify", "--base-url", URL)
+    assert report["forgotten"] == 1 and report["left"] == 0
+    assert all(place["checked"] for place in report["places"])
+    assert {
+        "facts",
+        "history",
+        "KV ledger",
+        "recall items",
+        "recall vectors",
+        "recall postings",
+        "bytes of the files",
+        "KV on the server",
+    } <= left(report).keys()
+    # Its own segment, and that of the fact encoded behind it.
+    assert len(before - set(fake_engine.segments)) == 2
+    for path in memory_folder().iterdir():
+        assert b"xylophone" not in path.read_bytes()
+
+
+def test_everything_of_a_user(cli, facts, fake_engine):
+    cli("memory", "forget", facts[0].id)  # softly, before
+    report = cli.json("memory", "forget", "--all", "--yes", "--hard", "--verify", "--base-url", URL)
+    assert (report["forgotten"], report["left"]) == (3, 0)
+
+
+def test_the_history_must_go_as_well(cli, facts):
+    assert "--hard" in cli("memory", "forget", facts[1].id, "--verify", code=2).stderr
+
+
+def test_a_table_for_people(cli, facts):
+    shown = cli("memory", "forget", facts[1].id, "--hard", "--verify", "--base-url", URL).stdout
+    assert "bytes of the files" in shown and "KV on the server" in shown
+    assert "xylophone" not in shown
+
+
+def test_a_server_that_keeps_a_segment_is_found_out(cli, facts, fake_engine, monkeypatch):
+    monkeypatch.setattr(fake_engine, "forget", lambda keys: len(keys))
+    report = cli.json(
+        "memory", "forget", facts[1].id, "--hard", "--verify", "--base-url", URL, code=1
+    )
+    assert left(report)["KV on the server"] == 2
+
+
+def test_a_server_that_cannot_be_asked_proves_nothing(cli, facts, fake_engine):
+    fake_engine.faults.unavailable = True
+    result = cli("memory", "forget", facts[1].id, "--hard", "--verify", "--base-url", URL, code=1)
+    assert "not asked" in result.stdout and "dropped later" in result.stderr
+    assert EngineUnavailable.__name__ in result.stdout
+
+
+def test_without_a_server_the_folder_is_cleaned_and_the_keys_wait(cli, facts):
+    with Memory(path=memory_folder(), background=False) as memory:
+        keys = memory.store.keys_behind([facts[1].id])
+    shard = kv_folder() / "0123456789abcdef" / "r0"
+    for key in [*keys, "a" * 40]:
+        path = files.segment_path(shard, key)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"KV")
+    report = cli.json("memory", "forget", facts[1].id, "--hard", "--verify")
+    server = next(place for place in report["places"] if place["name"] == "KV on the server")
+    assert not server["checked"] and "2 keys wait" in server["note"]
+    assert report["left"] == 0
+    # Another store's segment is none of ours.
+    assert [found.key for found in files.scan(shard)] == ["a" * 40]
+
+
+def test_bytes_that_sql_does_not_show_are_found(cli, facts, home):
+    (memory_folder() / "facts.db.bak").write_bytes(f"…{SECRET}…".encode())
+    report = cli.json(
+        "memory", "forget", facts[1].id, "--hard", "--verify", "--base-url", URL, code=1
+    )
+    assert left(report)["bytes of the files"] > 0
+    note = next(p["note"] for p in report["places"] if p["name"] == "bytes of the files")
+    assert "facts.db.bak" in note
+
+
+def test_a_reader_that_holds_the_log_is_found_out(cli, facts):
+    reader = sqlite3.connect(memory_folder() / "facts.db", isolation_level=None)
+    reader.execute("BEGIN")
+    reader.execute("SELECT count(*) FROM fact").fetchone()
+    args = ("memory", "forget", facts[1].id, "--hard", "--verify", "--base-url", URL)
+    report = cli.json(*args, code=1)
+    assert left(report)["bytes of the files"] > 0
+    reader.close()
+
+
+def test_leftovers_in_the_index_are_found(cli, facts):
+    path = memory_folder() / "recall.db"
+    with sqlite3.connect(path) as database:
+        (pk,) = database.execute("SELECT pk FROM item WHERE text LIKE '%xylo%'").fetchone()
+        database.execute("PRAGMA foreign_keys = OFF")
+        database.execute("DELETE FROM item WHERE pk = ?", (pk,))
+    database.close()
+    report = cli.json(
+        "memory", "forget", facts[1].id, "--hard", "--verify", "--base-url", URL, code=1
+    )
+    assert (left(report)["recall vectors"], left(report)["recall postings"]) == (1, 1)
+
+
+def test_the_same_words_of_another_fact_are_not_a_trace(cli, facts):
+    cli("memory", "add", f"My {SECRET} is in the attic", "--user", "other")
+    report = cli.json("memory", "forget", facts[1].id, "--hard", "--verify", "--base-url", URL)
+    assert report["left"] == 0
