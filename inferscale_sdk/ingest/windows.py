@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from inferscale_sdk.errors import ConfigurationError
 from inferscale_sdk.facts.base import FactStore
+from inferscale_sdk.ingest.relatives import Relatives
 from inferscale_sdk.types import Fact, Namespace
 
 __all__ = ["DEFAULT_WINDOW", "EncodeBatch", "PrecedingTurns", "WindowStrategy"]
@@ -55,6 +56,14 @@ class WindowStrategy(ABC):
     def max_tokens(self) -> int:
         """Tokens of one encode request at most; only a single longer fact may pass it."""
         return DEFAULT_MAX_TOKENS
+
+    def bound(self, relatives: Relatives) -> WindowStrategy:
+        """The same strategy, with somebody to ask for related facts, if it wants to know any.
+
+        Args:
+            relatives: Over the store whose facts it will see.
+        """
+        return self
 
     @abstractmethod
     def batches(self, pending: Sequence[Fact], store: FactStore) -> Iterator[EncodeBatch]:

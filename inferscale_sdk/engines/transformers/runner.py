@@ -33,10 +33,18 @@ class Runner:
         Returns:
             Logits ``[vocabulary]`` of the last token.
         """
+        return self.logits(cache, token_ids, 1)[-1]
+
+    def logits(self, cache: Cache, token_ids: Sequence[int], keep: int) -> torch.Tensor:
+        """Compute tokens as :meth:`prefill` does; a forced answer needs more than the last logits.
+
+        Returns:
+            Logits ``[keep, vocabulary]`` of the last ``keep`` tokens.
+        """
         start = cache.get_seq_length()
         ids = torch.tensor([list(token_ids)], device=self._model.device)
         positions = torch.arange(start, start + len(token_ids), device=self._model.device)[None]
-        return self._forward(cache, ids, positions, None)[0]
+        return self._forward(cache, ids, positions, None, keep)[0]
 
     def step(self, cache: Cache, token_ids: Sequence[int], padding: Sequence[int]) -> torch.Tensor:
         """Compute one more token of every row.
@@ -56,7 +64,7 @@ class Runner:
         mask = None
         if any(padding):
             mask = (torch.arange(past + 1, device=device)[None] >= padded).long()
-        return self._forward(cache, ids, past - padded, mask)
+        return self._forward(cache, ids, past - padded, mask)[:, -1]
 
     @torch.no_grad()
     def _forward(
@@ -65,13 +73,14 @@ class Runner:
         ids: torch.Tensor,
         positions: torch.Tensor,
         mask: torch.Tensor | None,
+        keep: int = 1,
     ) -> torch.Tensor:
-        """Logits ``[row, vocabulary]`` of the last of ``ids`` [row, token]."""
+        """Logits ``[row, keep, vocabulary]`` of the last of ``ids`` [row, token]."""
         options: dict[str, Any] = {self._cache_name: cache, "use_cache": True}
         if self._keeps_logits:
-            options["logits_to_keep"] = 1
+            options["logits_to_keep"] = keep
         output = self._model.module(
             input_ids=ids, position_ids=positions, attention_mask=mask, **options
         )
-        logits: torch.Tensor = output.logits[:, -1]
+        logits: torch.Tensor = output.logits[:, -keep:]
         return logits

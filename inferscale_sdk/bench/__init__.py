@@ -1,0 +1,1 @@
+"""Measurements of what memory costs and what it is worth."""

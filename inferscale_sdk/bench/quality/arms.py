@@ -1,0 +1,146 @@
+"""What is compared: ways to give a model the same facts."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from inferscale_sdk.bench.quality.material import ArrivalRelatives, Material
+from inferscale_sdk.errors import ConfigurationError
+from inferscale_sdk.ingest.default import default_window
+from inferscale_sdk.ingest.related import RelatedFacts
+from inferscale_sdk.ingest.relatives import Relatives
+from inferscale_sdk.ingest.windows import PrecedingTurns, WindowStrategy
+from inferscale_sdk.types import Fact
+
+__all__ = ["BASE_ARMS", "PAPER_ARMS", "Arm", "Order", "arrange", "parse_arm"]
+
+Kind: TypeAlias = Literal["prompt", "other", "none", "injected"]
+Order: TypeAlias = Literal["best-last", "best-first", "time", "session"]
+
+BASE_ARMS = ("prompt", "again", "other", "none")
+"""The full prompt, the same computed in other chunks, another memory, no memory at all."""
+PAPER_ARMS = ("w0", "w20", "w50")
+AGAIN_CHUNK = 96
+
+_WINDOW = re.compile(r"w(\d+)")
+_RELATED = re.compile(r"related(\d+)(?:\+(\d+))?")
+_NUMBERED = re.compile(r"(live|top)(\d+)")
+_ORDERS: dict[str, Order] = {"time": "time", "session": "session", "first": "best-first"}
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One way to give a model its memory.
+
+    Args:
+        name: As asked for, see :func:`parse_arm`.
+        kind: Text, text of other facts, nothing, or injected.
+        window: Makes the window strategy of an injected arm.
+        order: Of the facts in the prompt.
+        live: So many of the best facts stay text behind the injected ones.
+        top: Only so many of the best facts are given; 0 for all.
+        header: Encode behind the serving prompt's own beginning.
+        arrival: Which relatives a fact may have: ``""`` for all, ``arrival`` for those stored
+            before it, ``batch`` for those up to its session.
+    """
+
+    name: str
+    kind: Kind
+    window: WindowStrategy | None = None
+    order: Order = "best-last"
+    live: int = 0
+    top: int = 0
+    header: bool = True
+    arrival: str = ""
+
+    @property
+    def spec(self) -> str:
+        """What the arm does, whatever it is called: results are kept under it."""
+        window = "" if self.window is None else self.window.name
+        parts = (self.kind, window, self.order, self.live, self.top, self.header, self.arrival)
+        chunk = AGAIN_CHUNK if self.name == "again" else 0
+        return "/".join(map(str, (*parts, chunk)))
+
+    @property
+    def chunk(self) -> int | None:
+        """Tokens computed at once, where that is the point."""
+        return AGAIN_CHUNK if self.name == "again" else None
+
+    def strategy(self, material: Material) -> WindowStrategy:
+        """The window strategy over a conversation's facts."""
+        assert self.window is not None
+        relatives: Relatives = material.relatives
+        if self.arrival:
+            relatives = ArrivalRelatives(material, same_session=self.arrival == "batch")
+        return self.window.bound(relatives)
+
+
+def parse_arm(name: str) -> Arm:
+    """The arm of that name.
+
+    ``prompt``, ``again``, ``other``, ``none``; ``default`` for what the product does; ``w20`` for
+    the 20 facts before; ``related5`` for the 5 nearest, ``related5+3`` for those behind the 3
+    before. After slashes: ``bare`` (encoded without the serving header), ``live3`` (best 3 as
+    text), ``top5`` (only the best 5), ``time``, ``session`` or ``first`` (order of the facts; best
+    last otherwise), ``arrival`` or ``batch`` (relatives known when the fact, or its session, came).
+
+    Raises:
+        ConfigurationError: There is no such arm.
+    """
+    base, *options = name.split("/")
+    window = _window(base)
+    if window is None and base not in BASE_ARMS:
+        raise ConfigurationError(
+            f"--arm {name!r} is unknown; use default, w20, related5, related5+3, prompt, other or "
+            "none, with options such as /bare, /live3, /time (see docs/quality.md)"
+        )
+    kind: Kind = "injected"
+    if window is None:
+        kind = "other" if base == "other" else "none" if base == "none" else "prompt"
+    arm = Arm(name=name, kind=kind, window=window)
+    values: dict[str, object] = {}
+    for option in options:
+        if option in _ORDERS:
+            values["order"] = _ORDERS[option]
+        elif option in ("arrival", "batch"):
+            values["arrival"] = option
+        elif option == "bare":
+            values["header"] = False
+        elif match := _NUMBERED.fullmatch(option):
+            values[match[1]] = int(match[2])
+        else:
+            raise ConfigurationError(f"--arm {name!r}: /{option} is unknown; see docs/quality.md")
+    return Arm(**{**vars(arm), **values})
+
+
+def _window(base: str) -> WindowStrategy | None:
+    if base == "default":
+        return default_window()
+    for pattern, make in _WINDOWS.items():
+        if match := pattern.fullmatch(base):
+            return make(*(int(group or 0) for group in match.groups()))
+    return None
+
+
+_WINDOWS: dict[re.Pattern[str], Callable[..., WindowStrategy]] = {
+    _WINDOW: PrecedingTurns,
+    _RELATED: lambda related, recent: RelatedFacts(related, recent=recent),
+}
+
+
+def arrange(facts: Sequence[Fact], order: Order) -> list[Fact]:
+    """Put facts, best first, into the order of the prompt."""
+    if order == "best-first":
+        return list(facts)
+    if order == "time":
+        return sorted(facts, key=lambda fact: fact.position)
+    if order == "session":
+        # Sessions by their best fact, the best session last; inside, as it was said.
+        best: dict[object, int] = {}
+        for rank, fact in enumerate(facts):
+            best.setdefault(fact.metadata.get("session"), rank)
+        return sorted(facts, key=lambda fact: (-best[fact.metadata.get("session")], fact.position))
+    return list(reversed(facts))
