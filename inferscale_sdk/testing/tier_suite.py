@@ -43,12 +43,13 @@ def make_segment(
     origin: int = 3,
     variant: int = 0,
     layout: SegmentLayout = LAYOUT,
+    owner: str = "",
 ) -> Segment:
     """A segment whose content follows from its arguments."""
     key = make_key(name)
     generator = torch.Generator().manual_seed(int(key[:8], 16) + variant)
     data = torch.randn(layout.shape(n_tokens), generator=generator).to(layout.dtype)
-    return Segment(key=key, data=data, origin=origin, token_digest=key[:32])
+    return Segment(key, data, origin, token_digest=key[:32], owner=owner)
 
 
 class TierSuite(ABC):
@@ -184,6 +185,23 @@ class TierSuite(ABC):
             assert (stats.evictions, stats.quarantined, stats.errors) == (0, 0, 0)
             assert stats.capacity_bytes is None
             assert stats.as_dict()["segments"] == 1
+            assert min(stats.read_bytes, stats.write_bytes // 2) >= make_segment("a").nbytes
+            assert 0 < stats.read_seconds < 60
+            assert 0 < stats.write_seconds < 60
+
+    def test_delete_everywhere(self, tmp_path: Path) -> None:
+        with self.open_tier(tmp_path, None) as tier:
+            tier.put(make_segment("a"))
+            assert tier.delete_everywhere(make_key("a")) == 1
+            assert tier.get(make_key("a")) is None
+            assert tier.delete_everywhere(make_key("a")) == 0
+
+    def test_owners_are_kept(self, tmp_path: Path) -> None:
+        with self.open_tier(tmp_path, None) as tier:
+            tier.put(make_segment("a", owner="0a" * 16))
+            found = tier.get(make_key("a"))
+            assert found is not None
+            assert found.owner == "0a" * 16
 
     def test_closing_twice_is_fine(self, tmp_path: Path) -> None:
         tier = self.open_tier(tmp_path, None)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import hashlib
 import os
 import re
 import secrets
@@ -17,6 +16,8 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from inferscale_sdk.tiers.names import SUFFIX, key_of, object_name, shard_name
 
 if sys.platform != "win32":
     import fcntl
@@ -35,15 +36,12 @@ __all__ = [
     "segment_path",
     "shard_folder",
     "shard_folders",
-    "shard_name",
     "trim_quarantine",
     "write_atomically",
 ]
 
-SUFFIX = ".ifs"
 _TEMPORARY = ".tmp"
 _QUARANTINE = "quarantine"
-_KEY = re.compile(r"[0-9a-f]{40}")
 _FOLDER_MODE, _FILE_MODE = 0o700, 0o600
 # Where file locks do not work, a temporary file this old has no writer any more.
 _ABANDONED_AFTER_SECONDS = 3600.0
@@ -57,13 +55,6 @@ class StoredFile:
     path: Path
     nbytes: int
     used_at_ns: int
-
-
-def shard_name(fingerprint: str, rank: int, suffix: str = "") -> str:
-    """The part of a path that tells models, ranks and storage dtypes apart."""
-    # A digest, because a fingerprint is any text and a folder's name is not.
-    model = hashlib.blake2b(fingerprint.encode(), digest_size=8).hexdigest()
-    return f"{model}/r{rank}{suffix}"
 
 
 def shard_folder(root: Path, fingerprint: str, rank: int, suffix: str = "") -> Path:
@@ -90,9 +81,7 @@ def segment_path(folder: Path, key: str) -> Path:
     Raises:
         ValueError: ``key`` is not 40 lower-case hex digits.
     """
-    if not isinstance(key, str) or not _KEY.fullmatch(key):
-        raise ValueError(f"key {str(key)[:80]!r} is not 40 lower-case hex digits")
-    return folder / key[:2] / f"{key}{SUFFIX}"
+    return folder / object_name("", key)[1:]
 
 
 def make_private(folder: Path, root: Path) -> None:
@@ -222,8 +211,8 @@ def scan(folder: Path) -> Iterator[StoredFile]:
         if len(part.name) != 2:
             continue
         for entry in _entries(Path(part.path)):
-            key = entry.name.removesuffix(SUFFIX)
-            if not entry.name.endswith(SUFFIX) or not _KEY.fullmatch(key):
+            key = key_of(entry.name)
+            if key is None:
                 continue
             with contextlib.suppress(FileNotFoundError):
                 state = entry.stat(follow_symlinks=False)
