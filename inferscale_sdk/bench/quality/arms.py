@@ -26,7 +26,7 @@ PAPER_ARMS = ("w0", "w20", "w50")
 AGAIN_CHUNK = 96
 
 _WINDOW = re.compile(r"w(\d+)")
-_RELATED = re.compile(r"related(\d+)(?:\+(\d+))?")
+_RELATED = re.compile(r"related(\d+)(?:\+(\d+))?(?:x(\d+))?")
 _NUMBERED = re.compile(r"(live|top)(\d+)")
 _ORDERS: dict[str, Order] = {"time": "time", "session": "session", "first": "best-first"}
 
@@ -83,9 +83,11 @@ def parse_arm(name: str) -> Arm:
 
     ``prompt``, ``again``, ``other``, ``none``; ``default`` for what the product does; ``w20`` for
     the 20 facts before; ``related5`` for the 5 nearest, ``related5+3`` for those behind the 3
-    before. After slashes: ``bare`` (encoded without the serving header), ``live3`` (best 3 as
-    text), ``top5`` (only the best 5), ``time``, ``session`` or ``first`` (order of the facts; best
-    last otherwise), ``arrival`` or ``batch`` (relatives known when the fact, or its session, came).
+    before, ``related5x4`` in groups of four.
+
+    After slashes: ``bare`` (encoded without the serving header), ``live3`` (best 3 as text),
+    ``top5`` (only the best 5), ``time``, ``session`` or ``first`` (order of the facts; best last
+    otherwise), ``arrival`` or ``batch`` (relatives known when the fact, or its session, came).
 
     Raises:
         ConfigurationError: There is no such arm.
@@ -127,7 +129,7 @@ def _window(base: str) -> WindowStrategy | None:
 
 _WINDOWS: dict[re.Pattern[str], Callable[..., WindowStrategy]] = {
     _WINDOW: PrecedingTurns,
-    _RELATED: lambda related, recent: RelatedFacts(related, recent=recent),
+    _RELATED: lambda related, recent, group: RelatedFacts(related, recent=recent, group=group or 1),
 }
 
 

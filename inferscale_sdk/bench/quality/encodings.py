@@ -54,7 +54,7 @@ class Encodings:
         missing = [fact for fact in facts if fact.id not in self.records]
         if not missing:
             return
-        if not isinstance(self._strategy, RelatedFacts):
+        if not (isinstance(self._strategy, RelatedFacts) and self._strategy.group == 1):
             # Groups are of consecutive facts: all are encoded, as the product would.
             missing = [fact for fact in self._material.facts if fact.id not in self.records]
         store = self._material.store
