@@ -192,7 +192,7 @@ class TierSuite(ABC):
     def test_delete_everywhere(self, tmp_path: Path) -> None:
         with self.open_tier(tmp_path, None) as tier:
             tier.put(make_segment("a"))
-            assert tier.delete_everywhere(make_key("a")) == 1
+            assert tier.delete_everywhere(make_key("a")) >= 1
             assert tier.get(make_key("a")) is None
             assert tier.delete_everywhere(make_key("a")) == 0
 

@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 
+from inferscale_sdk.kv.quantize import StorageDtype
 from inferscale_sdk.kv.segment import Segment
 
 __all__ = ["Tier", "TierStats"]
@@ -67,6 +68,13 @@ class Tier(ABC):
     """
 
     name: str = "tier"
+
+    storage: StorageDtype = StorageDtype.AS_CACHE
+    """How keys and values lie here. Anything but ``AS_CACHE`` gives back other numbers than were
+    put in, so what comes from here may only go on to where that is known."""
+
+    in_memory: bool = False
+    """Whether it ends with this process, and nobody else reads it."""
 
     @abstractmethod
     def get(self, key: str) -> Segment | None:

@@ -86,6 +86,7 @@ class DiskTier(Tier):
         if rank < 0:
             raise ConfigurationError(f"rank={rank} must not be negative; ranks count from 0")
         self._budget = Budget(self.name, capacity_bytes, owner_bytes, eviction)
+        self.storage = storage
         self._coder = Coder(fingerprint, storage, cipher)
         self._root = Path(root)
         self._fsync = fsync

@@ -27,6 +27,7 @@ class HostTier(Tier):
     """
 
     name = "host"
+    in_memory = True
 
     def __init__(
         self,

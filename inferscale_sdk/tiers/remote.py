@@ -76,6 +76,7 @@ class RemoteTier(Tier):
             raise ConfigurationError(f"rank={rank} must not be negative; ranks count from 0")
         limits = limits or RemoteLimits()
         self._objects = objects
+        self.storage = storage
         self._coder = Coder(fingerprint, storage, cipher)
         self._shard = shard_name(fingerprint, rank, self._coder.suffix)
         self._ttl = limits.ttl_seconds

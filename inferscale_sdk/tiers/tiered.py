@@ -1,155 +1,242 @@
-"""Host memory over disk, as one tier."""
+"""Several tiers, one above the other, as one."""
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Literal, TypeAlias
 
 from inferscale_sdk.errors import StoreError, StoreFull
+from inferscale_sdk.kv.quantize import StorageDtype
 from inferscale_sdk.kv.segment import Segment
 from inferscale_sdk.tiers.base import Tier, TierStats
-from inferscale_sdk.tiers.host import HostTier
+from inferscale_sdk.tiers.write_behind import WriteBehind
 
-__all__ = ["TieredStore"]
+__all__ = ["TieredStore", "WritePolicy"]
 
 logger = logging.getLogger(__name__)
 
+WritePolicy: TypeAlias = Literal["through", "back"]
+"""``through``: written to every tier before ``put`` returns. ``back``: to the top one, and to those
+below by threads of their own."""
+
 
 class TieredStore(Tier):
-    """Reads from host memory, else from the lower tier; writes to both.
+    """Reads from the first tier that has it; writes to all.
 
-    A segment read from below is promoted to host memory. A deletion wins against a promotion that
-    is under way: what was deleted is not brought back.
+    A segment found below is promoted to the tiers above, except that what comes from a tier that
+    keeps it in fewer bytes goes to no lasting tier of another storage dtype: there it would pass
+    for exact. A deletion wins against a promotion or a write that is under way: what was deleted is
+    not brought back.
 
     Args:
-        host: The fast tier.
-        disk: The lower, lasting tier; ``None`` for host memory alone.
+        host: The uppermost, fastest tier.
+        lower: The tiers below it, faster ones first; ``None`` is passed over.
+        write_policy: Whether ``put`` waits for the lower tiers.
     """
 
     name = "tiered"
 
-    def __init__(self, host: HostTier, disk: Tier | None = None) -> None:
+    def __init__(
+        self, host: Tier, *lower: Tier | None, write_policy: WritePolicy = "through"
+    ) -> None:
         self.host = host
-        self.disk = disk
-        self._deletions = 0
+        below = [tier for tier in lower if tier is not None]
+        if write_policy == "back":
+            below = [WriteBehind(tier) for tier in below]
+        self.tiers: tuple[Tier, ...] = (host, *below)
+        self._reading: Counter[str] = Counter()
+        self._gone: set[str] = set()
         self._lock = threading.Lock()
+
+    @property
+    def lower(self) -> tuple[Tier, ...]:
+        """The tiers below the uppermost one."""
+        return self.tiers[1:]
+
+    @property
+    def disk(self) -> Tier | None:
+        """The first tier below the uppermost one."""
+        return self.tiers[1] if len(self.tiers) > 1 else None
 
     def get(self, key: str) -> Segment | None:  # noqa: D102 - as in the contract
         segment = self.host.get(key)
-        if segment is not None or self.disk is None:
+        if segment is not None or not self.lower:
             return segment
-        deletions = self._deletions
-        segment = self.disk.get(key)
-        if segment is None:
-            return None
         with self._lock:
-            if deletions != self._deletions and not self.disk.contains(key):
-                return None
+            self._reading[key] += 1
+        try:
+            return self._get_below(key)
+        finally:
+            with self._lock:
+                self._reading[key] -= 1
+                if not self._reading[key]:
+                    del self._reading[key]
+                    self._gone.discard(key)
+
+    def _get_below(self, key: str) -> Segment | None:
+        for depth, tier in enumerate(self.tiers[1:], start=1):
+            segment = tier.get(key)
+            if segment is not None:
+                return segment if self._promote(segment, tier, depth) else None
+        return None
+
+    def _promote(self, segment: Segment, source: Tier, depth: int) -> bool:
+        """Put a segment into the tiers above ``depth``; false if it was deleted meanwhile."""
+        if segment.key in self._gone:
+            return False
+        above = [tier for tier in self.tiers[:depth] if _may_hold(tier, source.storage)]
+        for tier in above:
             try:
-                self.host.put(segment)
-            except StoreFull as error:
-                logger.debug("segment %s stays on disk: %s", key, error)
-        return segment
+                tier.put(segment)
+            except StoreError as error:
+                logger.debug("segment %s is not promoted to %s: %s", segment.key, tier.name, error)
+        if segment.key not in self._gone:
+            return True
+        # The deletion may have passed a tier before the promotion reached it.
+        for tier in above:
+            _delete(tier, segment.key)
+        return False
 
     def put(self, segment: Segment) -> None:
-        """Store in both tiers.
+        """Store in every tier.
 
-        One that has no room is passed over, with a line in the log, as long as the other takes the
-        segment.
+        One that does not take it is passed over, with a line in the log, as long as another does.
 
         Raises:
-            StoreFull: No tier took it.
-            StoreError: No tier took it, the disk for another reason than space.
+            StoreFull: No tier took it, all for want of room.
+            StoreError: No tier took it, one for another reason than space.
         """
-        refused: StoreFull | None = None
-        try:
-            self.host.put(segment)
-        except StoreFull as error:
-            refused = error
-        if self.disk is None:
-            if refused is not None:
-                raise refused
-            return
-        try:
-            self.disk.put(segment)
-        except StoreError as error:
-            if refused is not None:
-                raise
-            logger.warning("segment %s is kept in memory only: %s", segment.key, error)
+        with self._lock:
+            self._gone.discard(segment.key)
+        refused: list[StoreError] = []
+        for tier in self.tiers:
+            try:
+                tier.put(segment)
+            except StoreError as error:
+                refused.append(error)
+                if not (tier is self.host and isinstance(error, StoreFull) and self.lower):
+                    logger.warning("segment %s is not in %s: %s", segment.key, tier.name, error)
+        if len(refused) == len(self.tiers):
+            worst = [error for error in refused if not isinstance(error, StoreFull)]
+            raise (worst or refused)[-1]
 
     def contains(self, key: str) -> bool:  # noqa: D102
-        return self.host.contains(key) or (self.disk is not None and self.disk.contains(key))
+        return any(tier.contains(key) for tier in self.tiers)
 
     def delete(self, key: str) -> bool:
-        """Drop a segment from both tiers, pinned or not."""
+        """Drop a segment from every tier, pinned or not.
+
+        Raises:
+            StoreError: It is there and cannot be removed from one tier; from the others it is.
+        """
+        return self._from_all(key, lambda tier: int(tier.delete(key))) > 0
+
+    def delete_everywhere(self, key: str) -> int:  # noqa: D102
+        return self._from_all(key, lambda tier: tier.delete_everywhere(key))
+
+    def _from_all(self, key: str, delete: Callable[[Tier], int]) -> int:
         with self._lock:
-            self._deletions += 1
-            in_host = self.host.delete(key)
-            on_disk = self.disk is not None and self.disk.delete(key)
-        return in_host or on_disk
+            if key in self._reading:
+                self._gone.add(key)
+        removed, failed = 0, None
+        for tier in self.tiers:
+            try:
+                removed += delete(tier)
+            except StoreError as error:
+                failed = failed or error
+        if failed is not None:
+            raise failed
+        return removed
 
     def pin(self, keys: Iterable[str]) -> None:
-        """Keep segments in host memory until released; see :meth:`HostTier.pin`."""
-        self.host.pin(keys)
+        """Keep segments in the uppermost tier until released; see :meth:`HostTier.pin`."""
+        top: Any = self.host
+        top.pin(keys)
 
     def release(self, keys: Iterable[str]) -> None:
         """Undo one pin of each key; see :meth:`HostTier.release`."""
-        self.host.release(keys)
+        top: Any = self.host
+        top.release(keys)
 
     def keys(self) -> Iterator[str]:  # noqa: D102
-        found = set(self.host.keys())
-        if self.disk is not None:
-            found.update(self.disk.keys())
+        found: set[str] = set()
+        for tier in self.tiers:
+            found.update(tier.keys())
         return iter(found)
 
     @property
     def used_bytes(self) -> int:
-        """Bytes in both tiers; a segment that lies in both counts twice."""
-        return self.host.used_bytes + (self.disk.used_bytes if self.disk is not None else 0)
+        """Bytes in all tiers; a segment that lies in two counts twice."""
+        return sum(tier.used_bytes for tier in self.tiers)
 
     @property
     def capacity_bytes(self) -> int | None:
-        """Both budgets together, ``None`` if one has no limit."""
-        host = self.host.capacity_bytes
-        if self.disk is None or host is None:
-            return host
-        below = self.disk.capacity_bytes
-        return None if below is None else host + below
+        """All budgets together, ``None`` if one has no limit."""
+        total = 0
+        for tier in self.tiers:
+            capacity = tier.capacity_bytes
+            if capacity is None:
+                return None
+            total += capacity
+        return total
 
     def stats(self) -> TierStats:
-        """The store as a whole: hits in either tier, misses in both; see :meth:`tier_stats`."""
-        host = self.host.stats()
-        if self.disk is None:
-            return host
-        disk = self.disk.stats()
+        """The store as a whole: hits in any tier, misses in all; see :meth:`tier_stats`."""
+        if not self.lower:
+            return self.host.stats()
+        each = [tier.stats() for tier in self.tiers]
+        last = each[-1]
         return TierStats(
             name=self.name,
-            segments=max(host.segments, disk.segments),
-            used_bytes=host.used_bytes + disk.used_bytes,
+            segments=max(stats.segments for stats in each),
+            used_bytes=sum(stats.used_bytes for stats in each),
             capacity_bytes=self.capacity_bytes,
-            hits=host.hits + disk.hits,
-            misses=disk.misses,
-            puts=max(host.puts, disk.puts),
-            evictions=disk.evictions,
-            deletions=max(host.deletions, disk.deletions),
-            quarantined=disk.quarantined,
-            errors=disk.errors,
+            hits=sum(stats.hits for stats in each),
+            misses=last.misses,
+            puts=max(stats.puts for stats in each),
+            evictions=last.evictions,
+            deletions=max(stats.deletions for stats in each),
+            quarantined=sum(stats.quarantined for stats in each),
+            errors=sum(stats.errors for stats in each),
+            wrong_key=sum(stats.wrong_key for stats in each),
+            read_bytes=sum(stats.read_bytes for stats in each),
+            write_bytes=sum(stats.write_bytes for stats in each),
+            read_seconds=sum(stats.read_seconds for stats in each),
+            write_seconds=sum(stats.write_seconds for stats in each),
         )
 
     def tier_stats(self) -> dict[str, TierStats]:
         """Each tier's own contents and counters, by name."""
-        tiers: list[Tier] = [self.host] if self.disk is None else [self.host, self.disk]
-        return {tier.name: tier.stats() for tier in tiers}
+        return {tier.name: tier.stats() for tier in self.tiers}
 
     def clear(self) -> None:  # noqa: D102
         with self._lock:
-            self._deletions += 1
-            self.host.clear()
-            if self.disk is not None:
-                self.disk.clear()
+            self._gone.update(self._reading)
+        for tier in self.tiers:
+            tier.clear()
 
-    def close(self) -> None:  # noqa: D102
-        self.host.close()
-        if self.disk is not None:
-            self.disk.close()
+    def flush(self) -> None:
+        """Wait until what was put before is written to every tier, or failed to be."""
+        for tier in self.tiers:
+            if isinstance(tier, WriteBehind):
+                tier.flush()
+
+    def close(self) -> None:
+        """Write what waits, then close every tier."""
+        for tier in self.tiers:
+            tier.close()
+
+
+def _may_hold(tier: Tier, storage: StorageDtype) -> bool:
+    """Whether what comes from a tier of that storage dtype may go there."""
+    return storage is StorageDtype.AS_CACHE or tier.in_memory or tier.storage is storage
+
+
+def _delete(tier: Tier, key: str) -> None:
+    try:
+        tier.delete(key)
+    except StoreError as error:
+        logger.warning("segment %s is not removed from %s: %s", key, tier.name, error)
