@@ -9,7 +9,9 @@ from inferscale_sdk.config import settings
 from inferscale_sdk.engines.base import Engine
 from inferscale_sdk.errors import ConfigurationError, StoreError
 from inferscale_sdk.facts.base import FactStore
-from inferscale_sdk.ingest.windows import PrecedingTurns, WindowStrategy
+from inferscale_sdk.ingest.default import default_window
+from inferscale_sdk.ingest.relatives import IndexRelatives
+from inferscale_sdk.ingest.windows import WindowStrategy
 from inferscale_sdk.memory.handle_desk import HandleDesk
 from inferscale_sdk.memory.preparing import OnError
 from inferscale_sdk.memory.recalling import IndexWorker, Recaller
@@ -81,13 +83,14 @@ class Assembly:
             index=index,
         )
         self.indexer = IndexWorker(self.recaller) if background else None
+        relatives = IndexRelatives(self.store, self._current_index)
         self.desk = HandleDesk(self.store, HandleMinter(self.store.secret))
         self._serving = (
             Serving(
                 self.store,
                 engine,
                 frame,
-                window or PrecedingTurns(),
+                (window or default_window()).bound(relatives),
                 on_error=on_error,
                 background=background,
                 orphan_check_seconds=orphan_check_seconds,
@@ -96,6 +99,10 @@ class Assembly:
             else None
         )
         self._closed = False
+
+    def _current_index(self) -> RecallIndex:
+        self.recaller.catch_up()
+        return self.recaller.index
 
     @property
     def maybe_serving(self) -> Serving | None:
