@@ -23,6 +23,9 @@ Every message carries the offending value, the limit where there is one, and the
 
 from __future__ import annotations
 
+import traceback
+from pathlib import PurePath
+
 __all__ = [
     "ConfigurationError",
     "ContextOverflow",
@@ -41,6 +44,7 @@ __all__ = [
     "StoreError",
     "StoreFull",
     "WrongKey",
+    "blame",
 ]
 
 
@@ -137,3 +141,19 @@ class ContextOverflow(InferScaleError, ValueError):
         )
         self.n_tokens = n_tokens
         self.limit = limit
+
+
+def blame(error: BaseException) -> str:
+    """An error's kind and where it comes from, for logs: never its message.
+
+    A message may quote what people said: the value that could not be stored, the request that a
+    server refused.
+    """
+    trail = [
+        f"{PurePath(frame.filename).name}:{frame.lineno}"
+        for frame in reversed(traceback.extract_tb(error.__traceback__)[-3:])
+    ]
+    kind = type(error).__name__
+    cause = error.__cause__
+    because = f", because of {type(cause).__name__}" if cause is not None else ""
+    return f"{kind}{because}" + (f" at {' < '.join(trail)}" if trail else "")

@@ -14,7 +14,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from inferscale_sdk.engines.base import Engine, EngineInfo
-from inferscale_sdk.errors import ContextOverflow, EngineError, EngineTimeout, EngineUnavailable
+from inferscale_sdk.errors import (
+    ContextOverflow,
+    EngineError,
+    EngineTimeout,
+    EngineUnavailable,
+    blame,
+)
 from inferscale_sdk.facts.base import EncodingRecord, FactStore
 from inferscale_sdk.ingest.fitting import Fitted, fit
 from inferscale_sdk.ingest.forgetting import send_forgets
@@ -241,7 +247,7 @@ class Encoder:
             raise
         except (EngineError, ContextOverflow) as error:
             self._parking.fail(facts)
-            log.warning("encoding %d facts failed: %s", len(facts), error)
+            log.warning("encoding %d facts failed: %s", len(facts), blame(error))
             return EncodeProgress(failed=len(facts), requests=1)
         stored = set(answer.stored)
         if plan.captures_preamble and plan.op.captures[0].key in stored:

@@ -8,7 +8,7 @@ import time
 from dataclasses import dataclass
 from enum import StrEnum
 
-from inferscale_sdk.errors import EngineTimeout, EngineUnavailable
+from inferscale_sdk.errors import EngineTimeout, EngineUnavailable, blame
 from inferscale_sdk.ingest.encoder import Encoder
 from inferscale_sdk.ingest.orphans import OrphanCheck
 from inferscale_sdk.ingest.progress import ProgressCallback
@@ -251,9 +251,9 @@ class EncodeWorker:
         # Once per outage, not once per attempt.
         log.log(
             level if self._failures == 1 else logging.DEBUG,
-            "encoding stopped, memory is served as text (%s: %s); next attempt in %.1f s",
-            type(error).__name__,
-            error,
+            "encoding stopped, memory is served as text (%s); next attempt in %.1f s",
+            # Of an engine that is away the message has the address; others may quote facts.
+            error if isinstance(error, EngineUnavailable | EngineTimeout) else blame(error),
             delay,
         )
         return delay

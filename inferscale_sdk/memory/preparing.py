@@ -20,8 +20,10 @@ from inferscale_sdk.errors import (
     EngineTimeout,
     EngineUnavailable,
     NamespaceError,
+    blame,
 )
 from inferscale_sdk.facts.base import EncodingRecord, FactStore
+from inferscale_sdk.memory.tracing import span
 from inferscale_sdk.memory.values import PlanRequest, PreparedPlan
 from inferscale_sdk.prompt.base import PromptPlan
 from inferscale_sdk.prompt.plan import Planner
@@ -138,6 +140,20 @@ class Preparer:
     def _plan(
         self, request: PlanRequest, scored: tuple[ScoredFact, ...], seq: int, note: str
     ) -> PreparedPlan:
+        with span("plan", facts=len(scored), inject=request.inject) as tracing:
+            plan = self._planned(request, scored, seq, note)
+            tracing.set(
+                prompt_tokens=len(plan.token_ids),
+                memory_tokens=plan.memory_tokens,
+                segments=len(plan.segments),
+                live_facts=len(plan.live_fact_ids),
+                dropped_facts=len(plan.dropped_fact_ids),
+            )
+            return plan
+
+    def _planned(
+        self, request: PlanRequest, scored: tuple[ScoredFact, ...], seq: int, note: str
+    ) -> PreparedPlan:
         info = self._engine.info()
         records: dict[str, EncodingRecord] = {}
         try:
@@ -208,9 +224,7 @@ class Preparer:
             raise error
         with self._lock:
             self.degraded += 1
-        # The error's own text may quote facts: the log gets its type, and where it happened.
-        log.warning("%s: %s", what, type(error).__name__)
-        log.debug("%s", what, exc_info=error)
+        log.warning("%s: %s", what, blame(error))
         return f"{what} ({type(error).__name__})"
 
 

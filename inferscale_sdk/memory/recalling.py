@@ -7,8 +7,9 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-from inferscale_sdk.errors import MissingDependency
+from inferscale_sdk.errors import MissingDependency, blame
 from inferscale_sdk.facts.base import FactStore
+from inferscale_sdk.memory.tracing import span
 from inferscale_sdk.recall.base import RecallIndex, RecallQuery
 from inferscale_sdk.recall.sync import erase, sync
 from inferscale_sdk.types import ScoredFact
@@ -64,14 +65,16 @@ class Recaller:
         """Best first. Facts deleted meanwhile are left out, whatever the index says."""
         if not query.text.strip():
             return []
-        self.catch_up()
-        hits = self.index.search(query)
-        facts = {f.id: f for f in self._store.get_many([h.fact_id for h in hits], query.scope)}
-        return [
-            ScoredFact(facts[hit.fact_id], hit.score, hit.similarity)
-            for hit in hits
-            if hit.fact_id in facts
-        ]
+        with span("recall", top_k=query.top_k) as tracing:
+            self.catch_up()
+            hits = self.index.search(query)
+            facts = {f.id: f for f in self._store.get_many([h.fact_id for h in hits], query.scope)}
+            tracing.set(facts=len(facts))
+            return [
+                ScoredFact(facts[hit.fact_id], hit.score, hit.similarity)
+                for hit in hits
+                if hit.fact_id in facts
+            ]
 
     # -- forgetting ------------------------------------------------------------------------
 
@@ -182,4 +185,4 @@ class IndexWorker:
             except MissingDependency as error:
                 log.warning("facts are stored but cannot be searched: %s", error)
             except Exception as error:  # the next search tries again, and its caller is told
-                log.warning("indexing failed (%s: %s)", type(error).__name__, error)
+                log.warning("indexing failed: %s", blame(error))

@@ -8,6 +8,7 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
+from inferscale_sdk.errors import blame
 from inferscale_sdk.memory.extraction import Extractor
 from inferscale_sdk.memory.turns import MessagesLike, as_turns, split_text, turn_facts
 from inferscale_sdk.prompt.handles import strip_handles
@@ -49,10 +50,9 @@ def new_facts(
         except Exception as error:
             log.warning(
                 "extracting facts failed (%s); the %d messages themselves are stored",
-                type(error).__name__,
+                blame(error),
                 len(turns),
             )
-            log.debug("extracting facts failed", exc_info=error)
     return list(
         turn_facts(turns, max_chars=max_chars, conversation_id=conversation_id, metadata=metadata)
     )

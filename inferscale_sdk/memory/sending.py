@@ -12,6 +12,7 @@ from inferscale_sdk.engines.base import Completion, CompletionChunk, Engine, Sam
 from inferscale_sdk.errors import EngineError, ProtocolError
 from inferscale_sdk.facts.base import FactStore
 from inferscale_sdk.memory.preparing import Preparer
+from inferscale_sdk.memory.tracing import Span, begin, span
 from inferscale_sdk.memory.values import PreparedPlan
 from inferscale_sdk.prompt.base import PromptPlan
 from inferscale_sdk.types import InjectionReport
@@ -47,31 +48,38 @@ class Sender:
 
     def generate(self, plan: PromptPlan, sampling: Sampling) -> tuple[PromptPlan, Completion]:
         """The plan that was sent in the end, and its answer."""
-        plan = self._preparer.refresh(plan)
-        try:
-            completion = self._engine.generate(plan, sampling)
-        except _MENDABLE as error:
-            plan = self._preparer.as_text(plan, error)
-            completion = self._engine.generate(plan, sampling)
-        return plan, self._finish(plan, completion)
+        with span("request", **_asked(plan, sampling, stream=False)) as tracing:
+            plan = self._preparer.refresh(plan)
+            try:
+                completion = self._engine.generate(plan, sampling)
+            except _MENDABLE as error:
+                plan = self._preparer.as_text(plan, error)
+                completion = self._engine.generate(plan, sampling)
+            completion = self._finish(plan, completion)
+            tracing.set(**_became(completion))
+            return plan, completion
 
     async def agenerate(
         self, plan: PromptPlan, sampling: Sampling
     ) -> tuple[PromptPlan, Completion]:
         """Async twin of :meth:`generate`."""
-        plan = await asyncio.to_thread(self._preparer.refresh, plan)
-        try:
-            completion = await self._engine.agenerate(plan, sampling)
-        except _MENDABLE as error:
-            plan = await asyncio.to_thread(self._preparer.as_text, plan, error)
-            completion = await self._engine.agenerate(plan, sampling)
-        return plan, await asyncio.to_thread(self._finish, plan, completion)
+        with span("request", **_asked(plan, sampling, stream=False)) as tracing:
+            plan = await asyncio.to_thread(self._preparer.refresh, plan)
+            try:
+                completion = await self._engine.agenerate(plan, sampling)
+            except _MENDABLE as error:
+                plan = await asyncio.to_thread(self._preparer.as_text, plan, error)
+                completion = await self._engine.agenerate(plan, sampling)
+            completion = await asyncio.to_thread(self._finish, plan, completion)
+            tracing.set(**_became(completion))
+            return plan, completion
 
     def stream(self, plan: PromptPlan, sampling: Sampling) -> Iterator[CompletionChunk]:
         """Text as it comes; falls back to text only while nothing has been yielded yet."""
-        plan = self._preparer.refresh(plan)
+        tracing = begin("request", **_asked(plan, sampling, stream=True))
         chunks: Iterator[CompletionChunk] | None = None
         try:
+            plan = self._preparer.refresh(plan)
             try:
                 chunks = self._engine.stream(plan, sampling)
                 chunk = next(chunks, None)
@@ -80,19 +88,26 @@ class Sender:
                 chunks = self._engine.stream(plan, sampling)
                 chunk = next(chunks, None)
             while chunk is not None:
-                yield self._finish_chunk(plan, chunk)
+                chunk = self._finish_chunk(plan, chunk)
+                _ended(tracing, chunk)
+                yield chunk
                 chunk = next(chunks, None)
+        except Exception as error:
+            tracing.failed(error)
+            raise
         finally:
             # Whoever stops listening also stops the engine's work.
+            tracing.end()
             _close(chunks)
 
     async def astream(
         self, plan: PromptPlan, sampling: Sampling
     ) -> AsyncGenerator[CompletionChunk, None]:
         """Async twin of :meth:`stream`."""
-        plan = await asyncio.to_thread(self._preparer.refresh, plan)
+        tracing = begin("request", **_asked(plan, sampling, stream=True))
         chunks: AsyncIterator[CompletionChunk] | None = None
         try:
+            plan = await asyncio.to_thread(self._preparer.refresh, plan)
             try:
                 chunks = self._engine.astream(plan, sampling)
                 chunk = await anext(chunks, None)
@@ -103,9 +118,14 @@ class Sender:
             while chunk is not None:
                 if chunk.completion is not None:
                     chunk = await asyncio.to_thread(self._finish_chunk, plan, chunk)
+                    _ended(tracing, chunk)
                 yield chunk
                 chunk = await anext(chunks, None)
+        except Exception as error:
+            tracing.failed(error)
+            raise
         finally:
+            tracing.end()
             await _aclose(chunks)
 
     def observe(self, report: InjectionReport) -> None:
@@ -139,6 +159,40 @@ class Sender:
         if chunk.completion is None:
             return chunk
         return replace(chunk, completion=self._finish(plan, chunk.completion))
+
+
+def _asked(plan: PromptPlan, sampling: Sampling, *, stream: bool) -> dict[str, str | int | bool]:
+    """What a span says about a request; never its text."""
+    return {
+        "stream": stream,
+        "max_tokens": sampling.max_tokens,
+        "facts": len(plan.fact_ids),
+        "segments": len(plan.segments),
+    }
+
+
+def _became(completion: Completion) -> dict[str, str | int | float]:
+    """What a span says about the outcome; never its text."""
+    report = completion.report
+    ttft = {} if report.ttft_ms is None else {"ttft_ms": report.ttft_ms}
+    return {
+        "status": report.status.value,
+        # The first word is a reason of the protocol; what follows is prose for people.
+        "reason": report.reason.partition(":")[0],
+        "finish_reason": completion.finish_reason,
+        "prompt_tokens": report.prompt_tokens,
+        "memory_tokens": report.memory_tokens,
+        "injected_tokens": report.injected_tokens,
+        "cached_tokens": report.cached_tokens,
+        "prefilled_tokens": report.prefilled_tokens,
+        "completion_tokens": completion.completion_tokens,
+        **ttft,
+    }
+
+
+def _ended(tracing: Span, chunk: CompletionChunk) -> None:
+    if chunk.completion is not None:
+        tracing.set(**_became(chunk.completion))
 
 
 def _close(iterator: Any) -> None:

@@ -99,7 +99,6 @@ def guarded(what: str, on_error: str, work: Callable[[], T], default: T) -> T:
             raise
         # The error's own text may quote facts.
         log.warning("%s: %s", what, type(error).__name__)
-        log.debug("%s", what, exc_info=error)
         return default
 
 
