@@ -25,6 +25,7 @@ from vllm.v1.metrics.cache_hit_source import CacheHitSource
 from inferscale_sdk.vllm_connector.config import ConnectorConfig
 from inferscale_sdk.vllm_connector.identity import identify
 from inferscale_sdk.vllm_connector.metadata import Commands, WorkerReport
+from inferscale_sdk.vllm_connector.metrics import ConnectorStats, PromMetrics
 from inferscale_sdk.vllm_connector.scheduler import SchedulerHalf
 from inferscale_sdk.vllm_connector.worker import WorkerHalf
 
@@ -79,6 +80,10 @@ def _no_blocks() -> set[int]:
     return set()
 
 
+def _no_stats() -> ConnectorStats | None:
+    return None
+
+
 def _no_report() -> KVConnectorWorkerMetadata | None:
     return None
 
@@ -122,6 +127,27 @@ class InferScaleConnector(KVConnectorBase_V1):  # type: ignore[misc]
     def _worker(self) -> WorkerHalf:
         assert self.worker is not None, "a worker hook was called on the scheduler's connector"
         return self.worker
+
+    # -- both, and the process that serves HTTP ------------------------------------------------
+
+    @_guarded(_no_stats)
+    def get_kv_connector_stats(self) -> ConnectorStats | None:
+        half = self.scheduler or self.worker
+        return None if half is None else half.meter.take()
+
+    @classmethod
+    def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> ConnectorStats:
+        return ConnectorStats(data=data or {})
+
+    @classmethod
+    def build_prom_metrics(
+        cls,
+        vllm_config: VllmConfig,
+        metric_types: dict[Any, Any],
+        labelnames: list[str],
+        per_engine_labelvalues: dict[int, list[object]],
+    ) -> PromMetrics:
+        return PromMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
 
     # -- scheduler ---------------------------------------------------------------------------
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any
 
 from inferscale_sdk.injection.match import matching_prefix
@@ -40,6 +41,7 @@ class InjectJob(Job):
         self._local = 0
         self._learn: Span | None = None
         self._answer: dict[str, Any] = {}
+        self._verified = 0
         self._ranks_loaded = 0
 
     def _gate(self, salt: str | None) -> Reason:
@@ -81,6 +83,7 @@ class InjectJob(Job):
         )
         end, self._reason = match.end, match.reason
         self._answer = {"missing_keys": match.missing}
+        self._verified = end
         # At least one prompt token must be left for the model to compute.
         claimed = max(0, min(end, len(self.prompt) - 1) - n_local)
         first = self.op.segments[0]
@@ -98,6 +101,7 @@ class InjectJob(Job):
         pieces = pieces_between(self.op.segments, first, last)
         self._ranks_loaded = 0
         self.core.count("claimed_tokens", n_external)
+        self.core.count("claimed_segments", len(pieces))
         self._answer |= {"claimed_tokens": n_external, "loaded_tokens": None}
         self.core.loads.append(LoadPlan(self.request_id, block_ids, first, last, pieces))
 
@@ -122,6 +126,7 @@ class InjectJob(Job):
         self._answer["loaded_tokens"] = report.n_tokens
         self._answer["loaded_keys"] = report.keys
         self.core.count("loaded_tokens", report.n_tokens)
+        self.core.count("loaded_segments", len(report.keys))
         self._unpin()
 
     def _unpin(self) -> None:
@@ -135,6 +140,9 @@ class InjectJob(Job):
 
     def close(self) -> None:
         self._unpin()
+        ends = accumulate(segment.n_tokens for segment in self.op.segments)
+        self.core.count("verified_tokens", self._verified)
+        self.core.count("verified_segments", sum(end <= self._verified for end in ends))
         self.core.count("injections" if self._answer.get("claimed_tokens") else "text_injections")
         if self._reason:
             self.core.count(f"reason_{self._reason.value}")
