@@ -16,7 +16,8 @@ neither guesses at unknown versions, operations or fields.
 
 An operation the server refuses is answered with :class:`Refusal`; the request itself is then
 served as plain text. If the server has a secret, every object must carry ``mac``, an HMAC-SHA256
-over the canonical JSON of the object without it and over the prompt's token ids.
+over the canonical JSON of the object without it and without fields that have their default, and
+over the prompt's token ids.
 """
 
 from __future__ import annotations
@@ -145,13 +146,21 @@ class InjectOp(_Operation):
 
 
 class EncodeOp(_Operation):
-    """Capture spans of the prompt as segments. Needs ``max_tokens >= 2`` to be answered."""
+    """Capture spans of the prompt as segments. Needs ``max_tokens >= 2`` to be answered.
+
+    Args:
+        fingerprint: The model they are for.
+        captures: The spans.
+        owner: Whose budget they count against, see :func:`inferscale_sdk.kv.key.owner_tag`; empty
+            for nobody's.
+    """
 
     op: Literal["encode"] = "encode"
     fingerprint: ShortText
     captures: Annotated[
         tuple[CaptureSpan, ...], Field(min_length=1, max_length=MAX_SEGMENTS, strict=False)
     ]
+    owner: Annotated[str, Field(pattern=r"^[0-9a-f]{0,64}$")] = ""
 
 
 class ForgetOp(_Operation):
@@ -377,7 +386,10 @@ def _shown(value: object) -> str:
 
 
 def _canonical(op: BaseModel, prompt_token_ids: Sequence[int]) -> bytes:
-    body = op.model_dump(mode="json", exclude={"mac"})
+    # Without what says nothing: a field that only one side knows does not spoil the signature as
+    # long as nobody uses it. The operation itself is a default, too, and must be under it.
+    body = op.model_dump(mode="json", exclude={"mac"}, exclude_defaults=True)
+    body |= {"v": op.v, "op": op.op}
     tokens = hashlib.sha256(json.dumps(list(prompt_token_ids)).encode()).hexdigest()
     return json.dumps([body, tokens], sort_keys=True, separators=(",", ":")).encode()
 

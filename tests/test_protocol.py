@@ -7,7 +7,20 @@ from typing import Any
 import pytest
 
 from inferscale_sdk.errors import ProtocolError
-from inferscale_sdk.protocol import PingOp, parse_operation
+from inferscale_sdk.protocol import (
+    CaptureSpan,
+    EncodeOp,
+    ForgetOp,
+    InjectOp,
+    LocateOp,
+    PingOp,
+    ProbeOp,
+    SegmentRef,
+    StatsOp,
+    parse_operation,
+    sign,
+    verify,
+)
 
 
 def _deep(levels: int) -> Any:
@@ -50,3 +63,51 @@ def test_the_value_and_the_field_are_named() -> None:
     with pytest.raises(ProtocolError, match=r"extra.*'why'"):
         parse_operation({"v": 1, "op": "ping", "extra": "why"})
     assert parse_operation({"v": 1, "op": "ping"}) == PingOp()
+
+
+# -- signatures ----------------------------------------------------------------------------
+
+SECRET = b"0123456789abcdef"
+KEY = "a" * 40
+OPERATIONS = [
+    InjectOp(fingerprint="m", segments=(SegmentRef(key=KEY, n_tokens=3),)),
+    InjectOp(fingerprint="m", segments=(SegmentRef(key=KEY, n_tokens=3, kind="preamble"),)),
+    InjectOp(fingerprint="m", segments=(SegmentRef(key=KEY, n_tokens=3),), report_id="r"),
+    EncodeOp(fingerprint="m", captures=(CaptureSpan(key=KEY, start=0, stop=3),)),
+    ForgetOp(keys=(KEY,)),
+    ForgetOp(keys=()),
+    LocateOp(keys=(KEY,)),
+    LocateOp(keys=()),
+    ProbeOp(),
+    PingOp(),
+    StatsOp(),
+    StatsOp(report_ids=("r",)),
+]
+
+
+@pytest.mark.parametrize("op", OPERATIONS)
+def test_a_signature_holds_for_this_operation_and_these_tokens_only(op) -> None:
+    signed = sign(op, [1, 2, 3], SECRET)
+    assert verify(signed, [1, 2, 3], SECRET)
+    # On its way it loses what is None, and its defaults come back.
+    sent = parse_operation(signed.model_dump(mode="json", exclude_none=True))
+    assert verify(sent, [1, 2, 3], SECRET)
+    for tokens in ([], [1, 2], [1, 2, 3, 4], [3, 2, 1], [12, 3]):
+        assert not verify(signed, tokens, SECRET)
+    assert not verify(signed, [1, 2, 3], SECRET + b"x")
+    assert not verify(op, [1, 2, 3], SECRET)
+    for other in OPERATIONS:
+        moved = other.model_copy(update={"mac": signed.mac})
+        assert verify(moved, [1, 2, 3], SECRET) == (other == op)
+
+
+def test_a_field_nobody_uses_does_not_spoil_the_signature() -> None:
+    """Client and server may be of neighbouring releases."""
+
+    class Newer(ForgetOp):
+        reason_code: int = 0
+
+    newer = Newer(keys=(KEY,))
+    assert sign(newer, [1], SECRET).mac == sign(ForgetOp(keys=(KEY,)), [1], SECRET).mac
+    used = Newer(keys=(KEY,), reason_code=1)
+    assert sign(used, [1], SECRET).mac != sign(newer, [1], SECRET).mac
