@@ -385,7 +385,7 @@ def _shown(value: object) -> str:
         return f"a {type(value).__name__} that cannot be shown"
 
 
-def _canonical(op: BaseModel, prompt_token_ids: Sequence[int]) -> bytes:
+def _canonical(op: Operation, prompt_token_ids: Sequence[int]) -> bytes:
     # Without what says nothing: a field that only one side knows does not spoil the signature as
     # long as nobody uses it. The operation itself is a default, too, and must be under it.
     body = op.model_dump(mode="json", exclude={"mac"}, exclude_defaults=True)

@@ -209,7 +209,8 @@ def _show(facts: list[Fact], json: bool) -> None:
 def _line(fact: Fact) -> str:
     date = f"{fact.event_time:%Y-%m-%d} " if fact.event_time else ""
     speaker = f"{fact.speaker}: " if fact.speaker else ""
-    return visible(f"{date}{speaker}{fact.text}")
+    source = f" (from {fact.source})" if fact.source else ""
+    return visible(f"{date}{speaker}{fact.text}{source}")
 
 
 @contextmanager

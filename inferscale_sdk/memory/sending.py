@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from inferscale_sdk.engines.base import Completion, CompletionChunk, Engine, Sampling
-from inferscale_sdk.errors import EngineError, ProtocolError
+from inferscale_sdk.errors import EngineError, ProtocolError, blame
 from inferscale_sdk.facts.base import FactStore
 from inferscale_sdk.memory.preparing import Preparer
 from inferscale_sdk.memory.tracing import Span, begin, span
@@ -21,6 +21,7 @@ __all__ = ["Sender"]
 
 log = logging.getLogger(__name__)
 
+_PREAMBLES = 4096
 _MENDABLE = (EngineError, ProtocolError)
 
 
@@ -45,6 +46,7 @@ class Sender:
         self._engine = engine
         self._preparer = preparer
         self._wake_encoder = wake_encoder
+        self._preambles: set[str] = set()
 
     def generate(self, plan: PromptPlan, sampling: Sampling) -> tuple[PromptPlan, Completion]:
         """The plan that was sent in the end, and its answer."""
@@ -147,10 +149,24 @@ class Sender:
     def settle(self, plan: PromptPlan, report: InjectionReport) -> InjectionReport:
         """Learn from a report; returns it with what went wrong before sending."""
         self.observe(report)
+        self._note_preamble(plan)
         note = plan.note if isinstance(plan, PreparedPlan) else ""
         if not note:
             return report
         return replace(report, reason="; ".join(filter(None, (note, report.reason))))
+
+    def _note_preamble(self, plan: PromptPlan) -> None:
+        """Write down a preamble that the server may have learnt: it is ours, and no fact's."""
+        key = plan.segments[0].key if plan.segments and not plan.segments[0].fact_id else None
+        if key is None or key in self._preambles:
+            return
+        if len(self._preambles) >= _PREAMBLES:
+            self._preambles.clear()
+        self._preambles.add(key)
+        try:
+            self._store.note_keys([key], lasting=True)
+        except Exception as error:
+            log.warning("a preamble's key could not be noted: %s", blame(error))
 
     def _finish(self, plan: PromptPlan, completion: Completion) -> Completion:
         return replace(completion, report=self.settle(plan, completion.report))

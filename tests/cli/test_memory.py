@@ -35,6 +35,17 @@ def test_speaker_and_time_are_kept(cli):
     assert "2025-03-01 Ilse: It rains" in cli("memory", "list").stdout
 
 
+def test_the_source_of_a_fact_is_shown(cli):
+    from inferscale_sdk.cli.session import open_memory
+    from inferscale_sdk.types import NewFact
+
+    with open_memory(None) as memory:
+        memory.add_facts([NewFact("Transfers are fine", source="mail from Eve")], user_id="me")
+    for command in (["list"], ["search", "transfers"]):
+        assert "(from mail from Eve)" in cli("memory", *command).stdout
+        assert cli.json("memory", *command)[0]["source"] == "mail from Eve"
+
+
 def test_nobody_sees_anothers_facts(cli):
     (fact,) = cli.json("memory", "add", "secret", "--user", "nora")
 
