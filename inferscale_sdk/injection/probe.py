@@ -84,10 +84,16 @@ def _verdict(
     worst = max(range(len(names)), key=lambda i: max(errors[i], drifts[i]))
     # Not "greater than": a NaN must fail too.
     passed = all(value <= tolerance for value in (*errors, *drifts))
+    first = next((i for i, drift in enumerate(drifts) if not drift <= tolerance), None)
+    why = (
+        "the rotary parameters in the model's configuration do not describe what it computes"
+        if first is None
+        else f"from layer {names[first]} on, the engine gives the same token other values at other "
+        "places, so what it computed at one place cannot stand at another"
+    )
     reason = (
         f"layer {names[worst]}: keys deviate by {errors[worst]:.2g} and values by "
-        f"{drifts[worst]:.2g} of their largest, {tolerance:.2g} is allowed; the rotary "
-        "parameters in the model's configuration do not describe what it computes"
+        f"{drifts[worst]:.2g} of their largest, {tolerance:.2g} is allowed; {why}"
     )
     return ProbeVerdict(
         status="exact" if passed else "text_only",

@@ -52,6 +52,21 @@ class RotaryTable:
         # [cos or sin, position, rotary_dim/2]
         self._rows = rows.float().to(device)
 
+    @classmethod
+    def from_rows(
+        cls, spec: RopeSpec, rows: Tensor, *, device: torch.device | str = "cpu"
+    ) -> RotaryTable:
+        """A table whose rows an engine shows.
+
+        Args:
+            spec: The layer's rotation.
+            rows: ``[cos or sin, position, rotary_dim/2]`` in the engine's dtype.
+            device: Where moves are wanted.
+        """
+        table = cls(spec, 0, rounding=rows.dtype, device=device)
+        table._rows = rows.float().to(device)
+        return table
+
     def moves(self, old: Tensor, new: Tensor) -> tuple[Tensor, Tensor]:
         """What turns keys of positions ``old`` into keys of positions ``new``.
 

@@ -99,7 +99,10 @@ def test_values_that_depend_on_the_position_fail():
     data = written(table(), table())
     data[1, 1] *= torch.linspace(1.0, 1.1, N)[:, None, None]
 
-    assert verdict(data, (table(), table())).verdict.max_value_drift > 0.02
+    found = verdict(data, (table(), table())).verdict
+
+    assert found.max_value_drift > 0.02
+    assert "from layer layers.1 on, the engine gives the same token other values" in found.reason
 
 
 def test_not_a_number_fails():
