@@ -3,6 +3,7 @@
 # make test    the whole test suite, client and server side
 # make models the model matrix, slow; writes docs/models.md
 # make lint    ruff, mypy, import contracts
+# make audit   known vulnerabilities in what is installed; says so if no service can be asked
 # make docs    run every example of README and docs
 # make clean   remove both environments and caches
 #
@@ -33,7 +34,7 @@ PIP_FLAGS := -qq --disable-pip-version-check --no-input --root-user-action=ignor
 export INFERSCALE_SERVER_PYTHON ?= $(CURDIR)/$(SERVER)/bin/python
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: setup demo test models lint docs clean
+.PHONY: setup demo test models lint audit docs clean
 .DELETE_ON_ERROR:
 
 setup: $(CLIENT_STAMP) $(SERVER_STAMP)
@@ -83,6 +84,9 @@ lint: $(CLIENT_STAMP)
 	$(CLIENT)/bin/ruff format --check .
 	$(CLIENT)/bin/mypy
 	$(CLIENT)/bin/lint-imports
+
+audit: setup
+	@$(CLIENT)/bin/python .ci/audit.py $(wildcard $(CLIENT)/lib/python3*/site-packages) $(wildcard $(SERVER)/lib/python3*/site-packages)
 
 docs: setup
 	$(CLIENT)/bin/python -m pytest tests/docs -m "$(NOT_HERE)" $(ARGS)
