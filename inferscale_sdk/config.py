@@ -26,6 +26,7 @@ class Settings:
     | ``server_python`` | ``INFERSCALE_SERVER_PYTHON`` | interpreter that has vLLM |
     | ``server_secret`` | ``INFERSCALE_SERVER_SECRET`` | shared secret with the server |
     | ``kv_key`` | ``INFERSCALE_KV_KEY`` | encrypts stored KV: 32 bytes in base64 |
+    | ``remote_url`` | ``INFERSCALE_REMOTE_URL`` | the server's remote tier; may hold a password |
     | ``base_url`` | ``INFERSCALE_BASE_URL`` | a running server, e.g. ``http://127.0.0.1:8000`` |
     | ``api_key`` | ``INFERSCALE_API_KEY`` | sent as bearer token |
     | ``orphan_check_seconds`` | ``INFERSCALE_ORPHAN_CHECK_SECONDS`` | KV ledger check; 0: never |
@@ -38,6 +39,7 @@ class Settings:
     server_python: Path | None = None
     server_secret: bytes | None = field(default=None, repr=False)
     kv_key: bytes | None = field(default=None, repr=False)
+    remote_url: str | None = field(default=None, repr=False)
     base_url: str | None = None
     api_key: str | None = None
     orphan_check_seconds: float = 3600.0
@@ -63,6 +65,7 @@ class Settings:
             server_python=Path(python) if python else None,
             server_secret=secret.encode() if secret else None,
             kv_key=_kv_key(env.get("INFERSCALE_KV_KEY")),
+            remote_url=env.get("INFERSCALE_REMOTE_URL") or None,
             base_url=env.get("INFERSCALE_BASE_URL") or None,
             api_key=env.get("INFERSCALE_API_KEY") or None,
             orphan_check_seconds=_seconds(env, "INFERSCALE_ORPHAN_CHECK_SECONDS", 3600.0),

@@ -71,7 +71,7 @@ def gather(
         CorruptSegment: A segment does not have this model's shape.
     """
     first, last = _extent(pieces)
-    data = _side_by_side(pieces, segments, layout).to(device, non_blocking=True)
+    data = _side_by_side(pieces, segments, layout, device).to(device, non_blocking=True)
     old = _origins(pieces, segments).to(device)  # [token]
     new = torch.arange(first, last, device=device)
     if not torch.equal(old, new):
@@ -88,10 +88,16 @@ def _extent(pieces: Sequence[Piece]) -> tuple[int, int]:
 
 
 def _side_by_side(
-    pieces: Sequence[Piece], segments: Mapping[str, Segment], layout: SegmentLayout
+    pieces: Sequence[Piece],
+    segments: Mapping[str, Segment],
+    layout: SegmentLayout,
+    device: torch.device,
 ) -> torch.Tensor:
     first, last = _extent(pieces)
-    data = layout.empty(last - first)  # [layer, kv, token, kv_head, head_dim]
+    # What lies on the device already need not come back to be put together.
+    there = all(segments[piece.key].data.device == device for piece in pieces)
+    # [layer, kv, token, kv_head, head_dim]
+    data = layout.empty(last - first, device=device if there else "cpu")
     for piece in pieces:
         segment = segments[piece.key]
         layout.check(segment.data)

@@ -8,7 +8,7 @@ import struct
 from array import array
 from collections.abc import Sequence
 
-__all__ = ["FORMAT_VERSION", "namespace_secret", "segment_key", "token_digest"]
+__all__ = ["FORMAT_VERSION", "namespace_secret", "owner_tag", "segment_key", "token_digest"]
 
 FORMAT_VERSION = 1
 KEY_HEX_DIGITS = 40
@@ -34,6 +34,16 @@ def token_digest(token_ids: Sequence[int]) -> str:
 def namespace_secret(store_secret: bytes, partition: str) -> bytes:
     """Derive the secret of one isolation domain from the store's secret (32 bytes)."""
     return hmac.new(store_secret, b"ifs-namespace\0" + partition.encode(), hashlib.sha256).digest()
+
+
+def owner_tag(secret: bytes) -> str:
+    """What a server may know an isolation domain by, to keep its budget: 32 hex digits.
+
+    Args:
+        secret: The namespace's secret, see :func:`namespace_secret`. The tag gives none of it
+            away, and cannot be guessed from names.
+    """
+    return hashlib.blake2b(key=secret, digest_size=16, person=b"ifs-owner-v1").hexdigest()
 
 
 def segment_key(

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from inferscale_sdk.errors import ConfigurationError, ContextOverflow, NamespaceError
 from inferscale_sdk.facts.base import EncodingRecord
-from inferscale_sdk.kv.key import namespace_secret, segment_key
+from inferscale_sdk.kv.key import namespace_secret, owner_tag, segment_key
 from inferscale_sdk.prompt.base import ChatTokenizer, EncodePlan, PlannedSegment, PromptPlan
 from inferscale_sdk.prompt.cut import (
     CutPrompt,
@@ -210,7 +210,7 @@ class Planner:
             _require_fit(len(ids), max_model_len - 2, max_model_len)
         return EncodePlan(
             token_ids=tuple(ids),
-            op=EncodeOp(fingerprint=fingerprint, captures=tuple(captures)),
+            op=EncodeOp(fingerprint=fingerprint, captures=tuple(captures), owner=owner_tag(secret)),
             fact_ids=tuple(fact.id for fact in facts),
             context_fact_ids=tuple(contexts),
             captures_preamble=capture_preamble,

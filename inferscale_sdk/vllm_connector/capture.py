@@ -37,7 +37,8 @@ class Capture:
             if bool(self.have[start:stop].all()):
                 del self.spans[span.key]
                 own = self.data[:, :, start:stop].clone(memory_format=torch.contiguous_format)
-                done.append((span, Segment(span.key, own, span.start, span.token_digest)))
+                segment = Segment(span.key, own, span.start, span.token_digest, span.owner)
+                done.append((span, segment))
         return done
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from inferscale_sdk.errors import StoreFull
 from inferscale_sdk.protocol import Reason
+from inferscale_sdk.tiers.orders import Eviction
 from inferscale_sdk.tiers.policies import ResidencyLedger
 from inferscale_sdk.vllm_connector.metadata import Captured, Staged
 
@@ -28,17 +29,19 @@ class SegmentInfo:
 
 
 class SegmentIndex:
-    """Residency of segments over all ranks, and the byte budget of the host tier.
+    """Residency of segments over all ranks, and the byte budgets of the host tier.
 
     The scheduler half owns this; the workers only follow, so that a segment claimed in a step is
     certain to be there when the step runs. ``stage`` and ``evict`` collect the keys for the next
     :class:`~inferscale_sdk.vllm_connector.metadata.Commands`.
     """
 
-    def __init__(self, host_bytes: int) -> None:
+    def __init__(
+        self, host_bytes: int, *, eviction: Eviction = "lru", owner_bytes: int | None = None
+    ) -> None:
         self.world_size = 1
         self.evictions = 0
-        self._ledger = ResidencyLedger(host_bytes)
+        self._ledger = ResidencyLedger(host_bytes, eviction=eviction, owner_bytes=owner_bytes)
         self._resident: dict[str, SegmentInfo] = {}
         self._fetching: set[str] = set()
         self._votes: defaultdict[tuple[str, str], list[Staged | Captured]] = defaultdict(list)
@@ -104,19 +107,19 @@ class SegmentIndex:
             reason = Reason.TOKEN_MISMATCH
         if not reason:
             info = SegmentInfo(item.n_tokens, item.token_digest, sum(v.nbytes for v in votes))
-            reason = self._admit(item.key, info)
+            reason = self._admit(item.key, info, item.owner, item.encode_tokens)
         if reason:
             self._evict.append(item.key)
             self._note_absent(item.key, reason)
         return reason
 
-    def _admit(self, key: str, info: SegmentInfo) -> Reason:
+    def _admit(self, key: str, info: SegmentInfo, owner: str, encode_tokens: int) -> Reason:
         self._absent.pop(key, None)
         if key in self._resident:
             self._resident[key] = info
             return Reason.OK
         try:
-            victims = self._ledger.admit(key, info.nbytes)
+            victims = self._ledger.admit(key, info.nbytes, owner=owner, cost=encode_tokens)
         except StoreFull:
             return Reason.STORE_FAILED
         self._resident[key] = info

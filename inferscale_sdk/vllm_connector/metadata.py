@@ -46,12 +46,13 @@ class LoadPlan:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Prompt tokens ``start`` to ``stop`` are wanted as segment ``key``."""
+    """Prompt tokens ``start`` to ``stop`` are wanted as segment ``key`` of ``owner``'s."""
 
     key: str
     start: int
     stop: int
     token_digest: str
+    owner: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +107,8 @@ class Staged:
     n_tokens: int = 0
     token_digest: str = ""
     nbytes: int = 0
+    owner: str = ""
+    encode_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +121,8 @@ class Captured:
     n_tokens: int = 0
     token_digest: str = ""
     nbytes: int = 0
+    owner: str = ""
+    encode_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

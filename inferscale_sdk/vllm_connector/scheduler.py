@@ -47,6 +47,7 @@ from inferscale_sdk.vllm_connector.metadata import (
     LoadPlan,
     WorkerReport,
 )
+from inferscale_sdk.vllm_connector.metrics import SchedulerMeter
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -67,7 +68,11 @@ class SchedulerHalf:
 
     def __init__(self, config: ConnectorConfig, identity: ModelIdentity) -> None:
         self._config = config
-        self._core = Core(config, identity, SegmentIndex(config.host_bytes))
+        index = SegmentIndex(
+            config.host_bytes, eviction=config.eviction, owner_bytes=config.owner_bytes
+        )
+        self._core = Core(config, identity, index)
+        self.meter = SchedulerMeter(self._core)
         self._jobs: dict[str, Job] = {}
         self._leaving: dict[str, Job] = {}
         self._over: list[str] = []
@@ -296,9 +301,9 @@ class SchedulerHalf:
         job = self._jobs.get(captured.request_id)
         if reason is None or job is None:
             return
-        # Not resident for want of room, but safe on disk: stored all the same.
-        on_disk = reason is Reason.STORE_FAILED and self._config.disk_path is not None
-        job.captured(captured.key, Reason.OK if on_disk else reason)
+        # Not resident for want of room, but safe below: stored all the same.
+        below = reason is Reason.STORE_FAILED and self._config.has_lower_tier
+        job.captured(captured.key, Reason.OK if below else reason)
 
     def _absorb_load(self, loaded: Loaded) -> None:
         job = self._jobs.get(loaded.request_id)

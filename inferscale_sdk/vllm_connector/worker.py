@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
@@ -15,11 +16,12 @@ from inferscale_sdk.injection.probe import judge
 from inferscale_sdk.kv.segment import Segment
 from inferscale_sdk.protocol import ProbeVerdict, Reason
 from inferscale_sdk.rope.table import RotaryTable
-from inferscale_sdk.tiers.disk import DiskTier
-from inferscale_sdk.tiers.folder import locate
+from inferscale_sdk.tiers.arena import Arena
+from inferscale_sdk.tiers.shelves import Shelf, make_shelf
 from inferscale_sdk.vllm_connector.capture import Recorder
 from inferscale_sdk.vllm_connector.layers import LayerStack
 from inferscale_sdk.vllm_connector.loader import Loader
+from inferscale_sdk.vllm_connector.looking import Looker
 from inferscale_sdk.vllm_connector.metadata import (
     PROBE_KEY,
     Captured,
@@ -31,10 +33,19 @@ from inferscale_sdk.vllm_connector.metadata import (
     Staged,
     WorkerReport,
 )
+from inferscale_sdk.vllm_connector.metrics import WorkerMeter
+from inferscale_sdk.vllm_connector.rotary import engine_tables
+from inferscale_sdk.vllm_connector.storage import (
+    DeviceShelf,
+    locate_below,
+    open_below,
+    tier_figures,
+)
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
+    from inferscale_sdk.tiers.base import Tier
     from inferscale_sdk.vllm_connector.config import ConnectorConfig
     from inferscale_sdk.vllm_connector.identity import ModelIdentity
 
@@ -42,12 +53,12 @@ __all__ = ["WorkerHalf"]
 
 log = logging.getLogger(__name__)
 
-READER_THREADS = 2
+READER_THREADS = 4
 IDLE_WAIT_SECONDS = 0.002
 
 
 class WorkerHalf:
-    """One rank's segments in host memory and on disk, and their way in and out of the cache.
+    """One rank's segments in memory and below, and their way in and out of the cache.
 
     Per step: :meth:`begin`, then :meth:`load` (before the forward if the step has loads), the
     forward itself, :meth:`end`, :meth:`take_failed_blocks`, :meth:`take_report`.
@@ -68,22 +79,15 @@ class WorkerHalf:
         self._vllm_config = vllm_config
         self._identity = identity
         self._world_size = world_size
-        self._resident: dict[str, Segment] = {}
-        self._disk = (
-            DiskTier(
-                config.disk_path,
-                identity.fingerprint,
-                capacity_bytes=config.disk_bytes,
-                rank=rank,
-            )
-            if config.disk_path is not None
-            else None
-        )
+        self._resident: Shelf = make_shelf(config.host_dtype)
+        self._below = open_below(config, identity.fingerprint, rank)
         self._readers = ThreadPoolExecutor(READER_THREADS, thread_name_prefix="inferscale-read")
         self._reading: set[str] = set()
+        self._forgetting: dict[str, bool] = {}
         self._read: list[tuple[str, Segment | None]] = []
-        self._looked: list[tuple[str, tuple[str, ...]]] = []
+        self._looker = Looker(self._readers, self._places_below)
         self._news = threading.Condition()
+        self.meter = WorkerMeter(self._tier_figures, rank)
         self._commands = Commands()
         self._report = WorkerReport()
         self._failed_blocks: set[int] = set()
@@ -92,6 +96,7 @@ class WorkerHalf:
         self._recorder: Recorder | None = None
         self._loader: Loader | None = None
         self._candidates: tuple[tuple[RotaryTable | None, ...], ...] = ()
+        self._table_fault = ""
 
     def register(self, kv_caches: dict[str, torch.Tensor]) -> None:
         """The engine's caches exist now: look at the model, and watch its layers."""
@@ -107,10 +112,10 @@ class WorkerHalf:
             )
             return
         layout = self._stack.layout
-        self._candidates = tuple(
-            self._stack.tables(self._identity.max_model_len, rounding)
-            for rounding in (layout.dtype, None)
-        )
+        self._candidates = self._rotation_tables(self._stack)
+        if self._config.device_bytes is not None:
+            arena = Arena(layout, self._config.device_bytes, self._stack.device)
+            self._resident = DeviceShelf(self._resident, arena)
         self._recorder = Recorder(self._stack)
         self._loader = Loader(self._stack, self._candidates[0])
         self._stack.watch(self._recorder.hook)
@@ -122,6 +127,16 @@ class WorkerHalf:
                 world_size=self._world_size,
             )
         )
+
+    def _rotation_tables(self, stack: LayerStack) -> tuple[tuple[RotaryTable | None, ...], ...]:
+        """Ways the engine may turn its keys, the likeliest first."""
+        n_positions = self._identity.max_model_len
+        ours = [stack.tables(n_positions, rounding) for rounding in (stack.layout.dtype, None)]
+        try:
+            theirs = engine_tables(stack.specs, n_positions, stack.device)
+        except IncompatibleModel as error:
+            self._table_fault, theirs = str(error), None
+        return (*ours,) if theirs is None else (theirs, *ours)
 
     # -- one engine step ---------------------------------------------------------------------
 
@@ -158,7 +173,12 @@ class WorkerHalf:
         keys = tuple(piece.key for piece in plan.pieces)
         try:
             assert self._loader is not None
-            self._loader.load(plan, self._resident)
+            started = time.perf_counter()
+            # Each once: a look-up may restore the segment, or copy it out of the arena.
+            segments = {key: self._resident[key] for key in dict.fromkeys(keys)}
+            self._loader.load(plan, segments)
+            self.meter.count("load_seconds", time.perf_counter() - started)
+            self.meter.count("loaded_bytes", self._nbytes(plan.last - plan.first))
         except Exception as error:
             log.exception("inferscale: loading %d segments failed", len(keys))
             block_size = self._identity.block_size
@@ -176,16 +196,16 @@ class WorkerHalf:
         # Before captures: these keys went before this step. One that was looked for in vain, and is
         # therefore captured now, is among them.
         for key in commands.evict:
-            self._resident.pop(key, None)
+            self._resident.discard(key)
         self._finish_captures()
         for key in commands.forget:
-            self._report.forgotten.append((key, self._forget(key)))
+            self._forget(key)
         for key in commands.stage:
             self._start_read(key)
         self._collect_reads(wait=commands.idle)
         if commands.locate:
-            self._start_look(commands.locate)
-        self._report.located += self._take_looked()
+            self._looker.start(commands.locate, self._in_memory(commands.locate))
+        self._report.located += self._looker.take()
         self._commands = Commands()
 
     def take_failed_blocks(self) -> set[int]:
@@ -195,14 +215,15 @@ class WorkerHalf:
 
     def take_report(self) -> WorkerReport | None:
         """News for the scheduler half, ``None`` if there are none."""
-        report, self._report = self._report, WorkerReport()
+        with self._news:
+            report, self._report = self._report, WorkerReport()
         return None if report.is_empty else report
 
     def close(self) -> None:
-        """Stop reading."""
+        """Stop reading, and write what waits to be written."""
         self._readers.shutdown(wait=True, cancel_futures=True)
-        if self._disk is not None:
-            self._disk.close()
+        if self._below is not None:
+            self._below.close()
 
     # -- captures ----------------------------------------------------------------------------
 
@@ -218,21 +239,30 @@ class WorkerHalf:
                 self._report.captured.append(self._keep(request_id, segment))
 
     def _keep(self, request_id: str, segment: Segment) -> Captured:
-        if self._disk is not None:
+        try:
+            self._resident[segment.key] = segment
+        except StoreError as error:
+            log.warning("inferscale: segment not kept: %s", error)
+            return Captured(request_id, segment.key, Reason.INTERNAL)
+        if self._below is not None:
             try:
-                self._disk.put(segment)
+                self._below.put(segment)
             except (StoreError, OSError) as error:
                 # It still serves from memory; after a restart it is encoded again.
-                log.warning("inferscale: segment not written to disk: %s", error)
+                log.warning("inferscale: segment kept in memory only: %s", error)
                 self._count("disk_write_failures")
-        self._resident[segment.key] = segment
-        return Captured(
-            request_id,
-            segment.key,
-            n_tokens=segment.n_tokens,
-            token_digest=segment.token_digest,
-            nbytes=segment.nbytes,
-        )
+        self.meter.count("captured_bytes", segment.nbytes)
+        return Captured(request_id, segment.key, **self._described(segment))
+
+    def _described(self, segment: Segment) -> dict[str, Any]:
+        """What the scheduler half wants to know of a segment that is resident now."""
+        return {
+            "n_tokens": segment.n_tokens,
+            "token_digest": segment.token_digest,
+            "nbytes": self._resident.size_of(segment),
+            "owner": segment.owner,
+            "encode_tokens": segment.encode_tokens,
+        }
 
     def _judge(self, segment: Segment) -> ProbeVerdict:
         assert self._stack is not None and self._loader is not None
@@ -245,59 +275,58 @@ class WorkerHalf:
         )
         self._loader.tables = self._candidates[judgement.candidate]
         verdict = judgement.verdict
+        if verdict.status == "exact" and self._table_fault:
+            changes = {"status": "text_only", "reason": self._table_fault}
+            verdict = verdict.model_copy(update=changes)
         level = logging.INFO if verdict.status == "exact" else logging.WARNING
         log.log(level, "inferscale: rotation probe: %s %s", verdict.status, verdict.reason)
         return verdict
 
     # -- tiers -------------------------------------------------------------------------------
 
-    def _forget(self, key: str) -> bool:
-        existed = self._resident.pop(key, None) is not None
+    def _forget(self, key: str) -> None:
+        """Out of memory at once, and out of the tiers below aside: another machine takes time."""
+        existed = self._resident.discard(key)
         with self._news:
             # A read under way must not bring the key back.
             self._reading.discard(key)
-        if self._disk is not None:
-            existed = self._disk.delete_everywhere(key) > 0 or existed
-        return existed
+            self._forgetting[key] = existed
+        if self._below is None:
+            self._forgotten(key, existed=False)
+        else:
+            self._readers.submit(self._forget_below, key, self._below)
 
-    # -- where keys lie ----------------------------------------------------------------------
-
-    def _start_look(self, keys: tuple[str, ...]) -> None:
-        """Find out where keys lie on this rank; looking at a folder takes time, so aside."""
-        with self._news:
-            # One that is read right now will be there in a moment.
-            in_memory = {key for key in keys if key in self._resident or key in self._reading}
-        self._readers.submit(self._look, keys, in_memory)
-
-    def _look(self, keys: tuple[str, ...], in_memory: set[str]) -> None:
-        places: dict[str, tuple[str, ...]] = {}
+    def _forget_below(self, key: str, below: Tier) -> None:
+        existed = True  # nobody must take for gone what could not be removed
         try:
-            if self._disk is not None:
-                places = locate(self._disk.root, keys)
+            existed = below.delete_everywhere(key) > 0
         except Exception:
-            # Nobody must take for gone what could not be looked for.
-            log.exception("inferscale: looking for segments failed")
-            places = dict.fromkeys(keys, ("unknown",))
+            log.exception("inferscale: a segment could not be removed from every tier")
+            self._count("forget_failures")
+        self._forgotten(key, existed=existed)
+
+    def _forgotten(self, key: str, *, existed: bool) -> None:
         with self._news:
-            self._looked += [
-                (key, (*(["host"] if key in in_memory else []), *places.get(key, ())))
-                for key in keys
-            ]
+            existed = self._forgetting.pop(key, False) or existed
+            self._report.forgotten.append((key, existed))
             self._news.notify()
 
-    def _take_looked(self) -> list[tuple[str, tuple[str, ...]]]:
+    def _places_below(self, keys: Collection[str]) -> dict[str, tuple[str, ...]]:
+        return {} if self._below is None else locate_below(self._below, self._config, keys)
+
+    def _in_memory(self, keys: Collection[str]) -> set[str]:
         with self._news:
-            looked, self._looked = self._looked, []
-        return looked
+            # One that is read right now will be there in a moment.
+            return {key for key in keys if key in self._resident or key in self._reading}
 
     def _start_read(self, key: str) -> None:
         segment = self._resident.get(key)
-        if segment is not None or self._disk is None:
+        if segment is not None or self._below is None or key in self._forgetting:
             self._read_done(key, segment, was_reading=False)
             return
         with self._news:
             self._reading.add(key)
-        self._readers.submit(self._read_one, key, self._disk.get)
+        self._readers.submit(self._read_one, key, self._below.get)
 
     def _read_one(self, key: str, get: Callable[[str], Segment | None]) -> None:
         segment = None
@@ -317,25 +346,32 @@ class WorkerHalf:
 
     def _collect_reads(self, *, wait: bool) -> None:
         with self._news:
-            if wait and self._reading and not self._read:
+            busy = self._reading or self._forgetting
+            if wait and busy and not self._read and not self._report.forgotten:
                 self._news.wait(IDLE_WAIT_SECONDS)
             done, self._read = self._read, []
         for key, segment in done:
             if segment is None:
                 self._report.staged.append(Staged(key, Reason.MISSING))
                 continue
-            self._resident[key] = segment
-            self._report.staged.append(
-                Staged(
-                    key,
-                    n_tokens=segment.n_tokens,
-                    token_digest=segment.token_digest,
-                    nbytes=segment.nbytes,
-                )
-            )
+            try:
+                self._resident[key] = segment
+            except StoreError as error:
+                log.warning("inferscale: segment not kept: %s", error)
+                self._report.staged.append(Staged(key, Reason.INTERNAL))
+                continue
+            self._report.staged.append(Staged(key, **self._described(segment)))
+
+    def _tier_figures(self) -> list[dict[str, Any]]:
+        """What each tier of this rank says of itself; host memory is the scheduler half's."""
+        return tier_figures(self._below, self._resident)
+
+    def _nbytes(self, n_tokens: int) -> int:
+        return 0 if self._stack is None else n_tokens * self._stack.layout.bytes_per_token
 
     def _count(self, name: str) -> None:
-        self._report.counters[name] = self._report.counters.get(name, 0) + 1
+        with self._news:
+            self._report.counters[name] = self._report.counters.get(name, 0) + 1
 
 
 def _nothing() -> None:

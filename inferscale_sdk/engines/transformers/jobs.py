@@ -36,7 +36,7 @@ from inferscale_sdk.injection.pieces import gather, pieces_between
 from inferscale_sdk.kv.key import token_digest
 from inferscale_sdk.kv.segment import Segment
 from inferscale_sdk.prompt.base import PlannedSegment
-from inferscale_sdk.protocol import CaptureSpan, EncodeAnswer, InjectAnswer, Reason
+from inferscale_sdk.protocol import CaptureSpan, EncodeAnswer, EncodeOp, InjectAnswer, Reason
 
 __all__ = ["Core", "EncodeJob", "GenerateJob", "Job", "Sink"]
 
@@ -86,12 +86,14 @@ class Core:
         with self._lock:
             return dict(self._counters)
 
-    def keep(self, cache: Cache, prompt: Sequence[int], span: CaptureSpan) -> Reason:
+    def keep(
+        self, cache: Cache, prompt: Sequence[int], span: CaptureSpan, owner: str = ""
+    ) -> Reason:
         """Store a computed span of a prompt as a segment; the reason if that failed."""
         try:
             data = read(cache, span.start, span.stop)
             digest = token_digest(prompt[span.start : span.stop])
-            self.store.put(Segment(span.key, data, span.start, digest))
+            self.store.put(Segment(span.key, data, span.start, digest, owner))
         except Exception as error:  # a capture that fails costs no answer
             expected = isinstance(error, StoreError)
             log.warning("segment not stored: %s", error, exc_info=None if expected else error)
@@ -142,14 +144,17 @@ class Job:
 class EncodeJob(Job):
     """Keep spans of a prompt as segments."""
 
-    def __init__(self, prompt: Sequence[int], captures: Sequence[CaptureSpan], sink: Sink) -> None:
+    def __init__(self, prompt: Sequence[int], op: EncodeOp, sink: Sink) -> None:
         # What comes after the last span is nobody's context.
-        super().__init__(prompt[: max(span.stop for span in captures)], sink)
-        self._captures = tuple(captures)
+        super().__init__(prompt[: max(span.stop for span in op.captures)], sink)
+        self._op = op
 
     def computed(self, core: Core, cache: Cache) -> None:
         """Store the spans."""
-        outcome = {span.key: core.keep(cache, self.prompt, span) for span in self._captures}
+        outcome = {
+            span.key: core.keep(cache, self.prompt, span, self._op.owner)
+            for span in self._op.captures
+        }
         answer = EncodeAnswer(
             stored=tuple(key for key, reason in outcome.items() if not reason),
             failed={key: reason for key, reason in outcome.items() if reason},

@@ -139,7 +139,7 @@ class Runtime:
 
     def encode_job(self, plan: EncodePlan, sink: Sink) -> Job:
         """What captures a plan's spans."""
-        return EncodeJob(plan.token_ids, plan.op.captures, sink)
+        return EncodeJob(plan.token_ids, plan.op, sink)
 
     def generate_job(
         self, request: Request, decode: Callable[[Sequence[int]], str], sink: Sink

@@ -6,6 +6,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from inferscale_sdk.config import settings
+from inferscale_sdk.kv.cipher import Cipher
 from inferscale_sdk.kv.segment import Segment
 from inferscale_sdk.tiers.disk import DiskTier
 from inferscale_sdk.tiers.folder import locate
@@ -26,6 +28,8 @@ class SegmentStore:
         host_bytes: Budget in memory.
         disk_path: Folder on disk, ``None`` for memory only.
         disk_bytes: Budget on disk, ``None`` for no limit.
+
+    Files are encrypted if the setting ``INFERSCALE_KV_KEY`` gives a key.
     """
 
     def __init__(
@@ -37,7 +41,7 @@ class SegmentStore:
         disk_bytes: int | None = None,
     ) -> None:
         self._disk = (
-            DiskTier(disk_path, fingerprint, capacity_bytes=disk_bytes)
+            DiskTier(disk_path, fingerprint, capacity_bytes=disk_bytes, cipher=_cipher())
             if disk_path is not None
             else None
         )
@@ -71,9 +75,7 @@ class SegmentStore:
         """
         forgotten = 0
         for key in dict.fromkeys(keys):
-            existed = self._store.delete(key)
-            if self._disk is not None:
-                existed = self._disk.delete_everywhere(key) > 0 or existed
+            existed = self._store.delete_everywhere(key) > 0
             forgotten += existed
         return forgotten
 
@@ -93,3 +95,8 @@ class SegmentStore:
     def close(self) -> None:
         """Release files."""
         self._store.close()
+
+
+def _cipher() -> Cipher | None:
+    key = settings().kv_key
+    return None if key is None else Cipher(key)
