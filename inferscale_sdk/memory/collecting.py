@@ -1,8 +1,8 @@
 """Taking out stored KV that nobody needs, and noting what is gone: ``inferscale kv gc``.
 
 A folder or server may serve several stores. What the ledger of this store names, or once named, is
-ours; everything else is unknown, may be another store's, and is only counted unless the caller
-asks for more.
+ours, and so is a segment whose file bears the tag of one of our owners; everything else is unknown,
+may be another store's, and is only counted unless the caller asks for more.
 """
 
 from __future__ import annotations
@@ -13,13 +13,19 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from itertools import islice
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from inferscale_sdk.engines.base import Engine
 from inferscale_sdk.facts.base import FactStore, KeyState
 from inferscale_sdk.ingest.forgetting import send_forgets
 from inferscale_sdk.ingest.orphans import DAMAGED_ONLY, GRACE_SECONDS, PAGE
+from inferscale_sdk.kv.key import namespace_secret, owner_tag
+from inferscale_sdk.memory.write_verbs import every_owner
 from inferscale_sdk.tiers import files
 from inferscale_sdk.tiers import folder as kv_files
+
+if TYPE_CHECKING:
+    from inferscale_sdk.kv.cipher import Cipher
 
 __all__ = ["GcReport", "collect_folder", "collect_server"]
 
@@ -29,7 +35,7 @@ class GcReport:
     """What was found, and what was done about it.
 
     Args:
-        orphans: Keys captured for this store that no fact names.
+        orphans: Segments captured for this store that no fact names.
         waiting: Keys of deleted facts that still waited to be dropped.
         lost: Records whose segment is gone; their facts are encoded again.
         dropped: Segments of this store removed.
@@ -82,6 +88,7 @@ def collect_folder(
     dry_run: bool = False,
     grace_seconds: float = GRACE_SECONDS,
     unused_seconds: float | None = None,
+    cipher: Cipher | None = None,
 ) -> GcReport:
     """Compare a store's ledger with a folder of KV.
 
@@ -95,12 +102,19 @@ def collect_folder(
         grace_seconds: Keys noted more recently may belong to a request under way.
         unused_seconds: Remove unknown segments that were not written or used for so long. They
             may be another store's, which would encode them again. ``None`` keeps them.
+        cipher: Opens encrypted segments, to see whose they are.
 
     Raises:
         StoreError: The folder cannot be read, or a file cannot be removed.
     """
     orphans = _orphans(store, grace_seconds)
     waiting = store.forget_queue(1_000_000)
+    strays = list(_unknown(store, root))
+    tags = _owner_tags(store) if strays else set()
+    ours = [e for e in strays if kv_files.owner_of(e, cipher=cipher) in tags]
+    our_paths = {entry.path for entry in ours}
+    unknown = [entry for entry in strays if entry.path not in our_paths]
+    orphans += [entry.key for entry in _unused(ours, grace_seconds)]
     dropped = 0
     if not dry_run:
         store.queue_forget(orphans)
@@ -111,7 +125,6 @@ def collect_folder(
         if files.shard_folder(root, _model_of(name), 0).parent.is_dir()
     ]
     lost = _lost(store, here, lambda keys: kv_files.locate(root, keys), dry_run=dry_run)
-    unknown = list(_unknown(store, root))
     old = [] if unused_seconds is None else _unused(unknown, unused_seconds)
     if not dry_run:
         for entry in old:
@@ -160,6 +173,13 @@ def _unknown(store: FactStore, root: Path) -> Iterator[kv_files.FolderSegment]:
     while page := list(islice(found, PAGE)):
         known: dict[str, KeyState] = store.key_states([entry.key for entry in page])
         yield from (entry for entry in page if entry.key not in known)
+
+
+def _owner_tags(store: FactStore) -> set[str]:
+    """What files call the owners that this store has, or ever had."""
+    return {
+        owner_tag(namespace_secret(store.secret, owner.partition)) for owner in every_owner(store)
+    }
 
 
 def _unused(

@@ -15,7 +15,7 @@ from inferscale_sdk.memory.verbs import Verbs
 from inferscale_sdk.prompt.handles import strip_handles
 from inferscale_sdk.types import Fact, Namespace, NewFact
 
-__all__ = ["WriteVerbs"]
+__all__ = ["WriteVerbs", "every_owner"]
 
 _FEED_PAGE = 1000
 
@@ -229,7 +229,7 @@ class WriteVerbs(Verbs):
             )
         store = self._parts.store
         erased = 0
-        for owner in _every_owner(store):
+        for owner in every_owner(store):
             for fact in store.find(owner, include_deleted=True):
                 store.delete(fact.id, owner, hard=True)
                 erased += 1
@@ -241,7 +241,7 @@ class WriteVerbs(Verbs):
         return erased
 
 
-def _every_owner(store: FactStore) -> list[Namespace]:
+def every_owner(store: FactStore) -> list[Namespace]:
     """Every owner there ever was, those with nothing but deleted facts included."""
     owners = dict.fromkeys(store.namespaces())
     seq = 0

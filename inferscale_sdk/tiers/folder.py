@@ -16,8 +16,9 @@ from inferscale_sdk.tiers import files
 if TYPE_CHECKING:
     from inferscale_sdk.kv.cipher import Cipher
 
-__all__ = ["Damage", "FolderSegment", "locate", "remove", "segments", "verify"]
+__all__ = ["Damage", "FolderSegment", "locate", "owner_of", "remove", "segments", "verify"]
 
+_HEADER_BYTES = 1 << 16
 DISK, QUARANTINE, TEMPORARY = "disk", "quarantine", "temporary"
 
 
@@ -130,6 +131,28 @@ def remove(root: Path, key: str) -> int:
     except OSError as error:
         raise StoreError(f"segment {key} cannot be removed from {root}: {error}") from error
     return removed
+
+
+def owner_of(found: FolderSegment, *, cipher: Cipher | None = None) -> str:
+    """Whose budget a segment counts against, as its file says; empty if it does not, or cannot.
+
+    Args:
+        found: Which.
+        cipher: Opens encrypted segments; without it nothing is known of them.
+    """
+    from inferscale_sdk.kv.cipher import is_sealed
+    from inferscale_sdk.kv.codec import read_header
+
+    try:
+        with found.path.open("rb") as file:
+            buffer = file.read(_HEADER_BYTES)
+            if is_sealed(buffer):
+                if cipher is None:
+                    return ""
+                buffer = bytes(cipher.open(buffer + file.read(), found.key))
+        return read_header(buffer).owner
+    except (OSError, CorruptSegment, WrongKey):
+        return ""
 
 
 def verify(

@@ -20,10 +20,10 @@ URL = "http://127.0.0.1:9"
 FOREIGN = "a" * 40
 
 
-def put(key, model="fake-model"):
+def put(key, model="fake-model", owner=""):
     data = torch.ones(2, 2, 3, 1, 4)
     with DiskTier(kv_folder(), model) as tier:
-        tier.put(Segment(key, data, 0, "0" * 32))
+        tier.put(Segment(key, data, 0, "0" * 32, owner))
         return tier.path(key)
 
 
@@ -106,6 +106,25 @@ def test_unknown_segments_go_only_on_request_and_only_old_ones(cli, keys):
     assert (report["unknown"], report["removed"]) == (2, 1)
     assert not old.exists() and new.exists()
     assert "--path" in cli("kv", "gc", "--remove-unknown", "--base-url", URL, code=2).stderr
+
+
+def test_a_segment_that_bears_our_owners_tag_is_ours(cli, keys):
+    """As after a capture that was replayed when its fact had long been deleted."""
+    from inferscale_sdk.kv.key import namespace_secret, owner_tag
+    from inferscale_sdk.types import Namespace
+
+    store = ledger()
+    tag = owner_tag(namespace_secret(store.secret, Namespace(user_id="me").partition))
+    store.close()
+    ours, theirs = put("b" * 40, owner=tag), put("c" * 40, owner="0" * 32)
+    assert cli.json("kv", "gc")["orphans"] == 0  # it is young: perhaps under way
+    report = cli.json("kv", "gc", "--grace-hours", "0")
+    assert (report["orphans"], report["dropped"], report["unknown"]) == (1, 1, 2)
+    assert not ours.exists() and theirs.exists()
+    # A server may have it in memory.
+    store = ledger()
+    assert store.forget_queue() == ["b" * 40]
+    store.close()
 
 
 def test_no_memory_is_made_only_to_look(cli, home):
