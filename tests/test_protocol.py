@@ -111,3 +111,33 @@ def test_a_field_nobody_uses_does_not_spoil_the_signature() -> None:
     assert sign(newer, [1], SECRET).mac == sign(ForgetOp(keys=(KEY,)), [1], SECRET).mac
     used = Newer(keys=(KEY,), reason_code=1)
     assert sign(used, [1], SECRET).mac != sign(newer, [1], SECRET).mac
+
+
+# -- limits --------------------------------------------------------------------------------
+
+SEGMENT = {"key": KEY, "n_tokens": 1}
+SPAN = {"key": KEY, "start": 0, "stop": 1}
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"op": "inject", "fingerprint": "m", "segments": [SEGMENT] * 4097}, "segments.*4096"),
+        ({"op": "encode", "fingerprint": "m", "captures": [SPAN] * 4097}, "captures.*4096"),
+        ({"op": "forget", "keys": [KEY] * 16_385}, "keys.*16384"),
+        ({"op": "locate", "keys": [KEY] * 16_385}, "keys.*16384"),
+        ({"op": "stats", "report_ids": ["r"] * 1025}, "report_ids.*1024"),
+        ({"op": "stats", "report_ids": ["r" * 257]}, "report_ids.*256"),
+        ({"op": "inject", "fingerprint": "m" * 257, "segments": [SEGMENT]}, "fingerprint.*256"),
+        (
+            {"op": "inject", "fingerprint": "m", "segments": [SEGMENT | {"n_tokens": 1 << 21}]},
+            "n_tokens.*1048576",
+        ),
+        ({"op": "forget", "keys": ["../../etc/passwd"]}, "keys"),
+        ({"op": "forget", "keys": [KEY + "\n"]}, "keys"),
+    ],
+)
+def test_what_is_too_much_is_refused_and_the_limit_named(fields: Any, named: str) -> None:
+    with pytest.raises(ProtocolError, match=named) as caught:
+        parse_operation({"v": 1} | fields)
+    assert len(str(caught.value)) < 600
