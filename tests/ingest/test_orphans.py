@@ -6,6 +6,8 @@ import threading
 
 import pytest
 
+from inferscale_sdk.errors import StoreError
+from inferscale_sdk.facts.base import KeyState
 from inferscale_sdk.ingest.orphans import OrphanCheck
 from inferscale_sdk.memory import Memory
 from inferscale_sdk.protocol import StatsAnswer
@@ -117,3 +119,32 @@ def test_the_thread_checks_when_it_is_time(tmp_path, engine):
 
 def _preambles(engine: FakeEngine) -> set[str]:
     return {plan.op.captures[0].key for plan in engine.encodes if plan.captures_preamble}
+
+
+def test_a_preamble_learnt_on_the_way_of_an_answer_is_known_as_ours(memory, engine):
+    memory.add("I like tea", user_id="nora")
+    assert memory.wait_encoded()
+    chat = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "Do I like tea?"},
+    ]
+    plan = memory.prepare(chat, user_id="nora")
+    key = plan.segments[0].key
+    assert plan.segments[0].kind == "preamble" and key not in engine.segments
+    assert memory.store.key_states([key]) == {}
+    memory.complete(plan)
+    assert key in engine.segments
+    assert memory.store.key_states([key]) == {key: KeyState.IN_USE}
+    assert check(memory).run().orphans == 0
+
+
+def test_a_preamble_that_cannot_be_noted_spoils_no_answer(memory, engine, monkeypatch, caplog):
+    memory.add("I like tea", user_id="nora")
+    assert memory.wait_encoded()
+
+    def locked(*_args, **_kwargs):
+        raise StoreError("locked")
+
+    monkeypatch.setattr(memory.store, "note_keys", locked)
+    assert memory.answer("Do I like tea?", user_id="nora").text
+    assert "could not be noted: StoreError" in caplog.text
