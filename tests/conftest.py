@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,6 +12,7 @@ import pytest
 if TYPE_CHECKING:
     from inferscale_sdk import Memory, VLLMEngine
     from inferscale_sdk.testing.fake_server import FakeServer
+    from inferscale_sdk.testing.fault_matrix import FaultCell
 
 
 @pytest.fixture(scope="session")
@@ -45,6 +47,20 @@ def engine(model_path: Path, server_folder: Path) -> Iterator[VLLMEngine]:
         info = engine.info()
         assert info.can_inject, info.reason
         yield engine
+
+
+@pytest.fixture
+def record_fault() -> Callable[[FaultCell], None]:
+    """Keep what became of a fault, for ``docs/reliability.md``."""
+    from inferscale_sdk.testing.fault_matrix import append_cell
+
+    path = os.environ.get("INFERSCALE_RECORD_FAULTS")
+
+    def record(cell: FaultCell) -> None:
+        if path:
+            append_cell(Path(path), cell)
+
+    return record
 
 
 @pytest.fixture

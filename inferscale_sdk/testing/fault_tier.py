@@ -96,6 +96,12 @@ class FaultTier(Tier):
             raise faults.delete_error
         return self.tier.delete(key)
 
+    def delete_everywhere(self, key: str) -> int:  # noqa: D102
+        faults = self._called("delete")
+        if faults.delete_error is not None:
+            raise faults.delete_error
+        return self.tier.delete_everywhere(key)
+
     def keys(self) -> Iterator[str]:  # noqa: D102
         return self.tier.keys()
 
