@@ -8,6 +8,7 @@ import pytest
 
 from inferscale_sdk.cli.session import kv_folder, memory_folder
 from inferscale_sdk.errors import EngineUnavailable
+from inferscale_sdk.ingest.windows import PrecedingTurns
 from inferscale_sdk.memory import Memory
 from inferscale_sdk.testing.fake_embedder import FakeEmbedder
 from inferscale_sdk.tiers import files
@@ -20,7 +21,11 @@ URL = "http://127.0.0.1:9"
 def facts(home, fake_engine):
     """Three facts with vectors, terms and KV, the second one's window holding the first."""
     with Memory(
-        fake_engine, path=memory_folder(), embedder=FakeEmbedder(), background=False
+        fake_engine,
+        path=memory_folder(),
+        embedder=FakeEmbedder(),
+        window=PrecedingTurns(),
+        background=False,
     ) as memory:
         facts = memory.add(
             ["I like tea", f"My {SECRET} is in the attic", "I live in Porto"], user_id="me"
