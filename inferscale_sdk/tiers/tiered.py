@@ -103,7 +103,8 @@ class TieredStore(Tier):
     def put(self, segment: Segment) -> None:
         """Store in every tier.
 
-        One that does not take it is passed over, with a line in the log, as long as another does.
+        One that does not take it is passed over, with a line in the log, as long as another does;
+        an older segment of that key leaves it.
 
         Raises:
             StoreFull: No tier took it, all for want of room.
@@ -111,17 +112,20 @@ class TieredStore(Tier):
         """
         with self._lock:
             self._gone.discard(segment.key)
-        refused: list[StoreError] = []
+        refused: list[tuple[Tier, StoreError]] = []
         for tier in self.tiers:
             try:
                 tier.put(segment)
             except StoreError as error:
-                refused.append(error)
+                refused.append((tier, error))
                 if not (tier is self.host and isinstance(error, StoreFull) and self.lower):
                     logger.warning("segment %s is not in %s: %s", segment.key, tier.name, error)
         if len(refused) == len(self.tiers):
-            worst = [error for error in refused if not isinstance(error, StoreFull)]
-            raise (worst or refused)[-1]
+            worst = [error for _, error in refused if not isinstance(error, StoreFull)]
+            raise worst[-1] if worst else refused[-1][1]
+        for tier, _ in refused:
+            if tier.contains(segment.key):
+                _delete(tier, segment.key)
 
     def contains(self, key: str) -> bool:  # noqa: D102
         return any(tier.contains(key) for tier in self.tiers)

@@ -184,3 +184,11 @@ class WriteBehind(Tier):
             self.tier.put(segment)
         except Exception as error:
             logger.warning("segment %s is not written to %s: %s", segment.key, self.name, error)
+            self._drop_older(segment.key)
+
+    def _drop_older(self, key: str) -> None:
+        try:
+            if self.tier.contains(key):
+                self.tier.delete(key)
+        except Exception as error:
+            logger.warning("an older segment %s stays in %s: %s", key, self.name, error)
