@@ -67,7 +67,8 @@ def server_command(
         max_model_len: Context length in tokens; by default the model's own.
         host_bytes: Budget of the connector's host tier.
         disk_path: Folder of the connector's disk tier; without one KV does not outlive the server.
-        connector_config: Further entries of ``kv_connector_extra_config``.
+        connector_config: Further entries of ``kv_connector_extra_config``; ``remote_url`` is handed
+            over in the environment, since it may hold a password.
         connector: ``False`` starts a plain server, for comparisons.
         dtype: Of weights and cache.
         eager: Skip compilation; by default on a CPU, where it takes minutes and gains little.
@@ -87,6 +88,12 @@ def server_command(
     if kv_cache_gib is not None and kv_cache_gib < 1:
         raise ConfigurationError(f"kv_cache_gib={kv_cache_gib} must be at least 1")
     on_cpu = _no_gpu() if cpu is None else cpu
+    config = {
+        "host_bytes": host_bytes,
+        "disk_path": disk_path and str(disk_path),
+        **(connector_config or {}),
+    }
+    remote_url = config.pop("remote_url", None)
     argv = [str(python), "-m", "vllm.entrypoints.openai.api_server"]
     argv += ["--model", str(model), "--host", host, "--port", str(port), "--dtype", dtype]
     # Cached tokens in the usage object are what reports are made of.
@@ -98,15 +105,15 @@ def server_command(
     if on_cpu if eager is None else eager:
         argv += ["--enforce-eager"]
     if connector:
-        config = {"host_bytes": host_bytes, "disk_path": disk_path and str(disk_path)}
         given = {key: value for key, value in config.items() if value is not None}
-        argv += [
-            "--kv-transfer-config",
-            _transfer_config(connector_name(model), {**given, **(connector_config or {})}),
-        ]
-    return [*argv, *extra], _environment(
+        argv += ["--kv-transfer-config", _transfer_config(connector_name(model), given)]
+    env = _environment(
         model, on_cpu=on_cpu, kv_cache_gib=kv_cache_gib, threads=threads, secret=secret
     )
+    if connector and remote_url:
+        # It may hold a password, and everybody may read a command line.
+        env["INFERSCALE_REMOTE_URL"] = str(remote_url)
+    return [*argv, *extra], env
 
 
 def find_server_python() -> Path:

@@ -91,6 +91,15 @@ def test_the_secret_is_not_on_the_command_line() -> None:
     assert "0123456789abcdef" not in " ".join(argv)
 
 
+def test_the_remote_tier_is_not_on_the_command_line_either() -> None:
+    config = {"remote_url": "redis://:hunter2@host", "eviction": "cost"}
+    argv, env = server_command("m", python="/py", port=1, connector_config=config)
+    assert env["INFERSCALE_REMOTE_URL"] == "redis://:hunter2@host"
+    assert "hunter2" not in " ".join(argv)
+    assert '"eviction": "cost"' in " ".join(argv)
+    assert "INFERSCALE_REMOTE_URL" not in server_command("m", python="/py", port=1)[1]
+
+
 @pytest.mark.parametrize("options", [{"port": 0}, {"port": 70000}, {"kv_cache_gib": 0}])
 def test_out_of_range(options: dict[str, Any]) -> None:
     with pytest.raises(ConfigurationError, match=next(iter(options))):

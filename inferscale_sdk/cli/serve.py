@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -13,7 +14,18 @@ from inferscale_sdk.cli.output import err, print_json
 __all__ = ["serve"]
 
 DEFAULT_PORT = 8000
-_GIB = 1 << 30
+_GIB, _MIB = 1 << 30, 1 << 20
+
+
+class _Storage(StrEnum):
+    AS_CACHE = "as_cache"
+    FP8 = "fp8"
+    INT8 = "int8"
+
+
+class _Eviction(StrEnum):
+    LRU = "lru"
+    COST = "cost"
 
 
 def serve(
@@ -34,6 +46,31 @@ def serve(
     host_gib: Annotated[
         float | None, typer.Option(help="Memory for stored KV, in GiB.", show_default="1")
     ] = None,
+    device_gib: Annotated[
+        float | None,
+        typer.Option(help="GPU memory for stored KV used lately, in GiB.", show_default="none"),
+    ] = None,
+    disk_gib: Annotated[
+        float | None, typer.Option(help="Disk for stored KV, in GiB.", show_default="no limit")
+    ] = None,
+    remote_url: Annotated[
+        str | None,
+        typer.Option(
+            help="Redis, Valkey or an fsspec address for stored KV. With a password: set "
+            "INFERSCALE_REMOTE_URL instead."
+        ),
+    ] = None,
+    storage_dtype: Annotated[
+        _Storage, typer.Option(help="How disk and remote keep KV.")
+    ] = _Storage.AS_CACHE,
+    eviction: Annotated[
+        _Eviction,
+        typer.Option(help="Who goes first in a full tier: used longest ago, or cheapest to have."),
+    ] = _Eviction.LRU,
+    owner_mib: Annotated[
+        float | None,
+        typer.Option(help="What one user's KV may take in each tier, in MiB.", show_default="any"),
+    ] = None,
     max_model_len: Annotated[
         int | None, typer.Option(help="Context length in tokens.", show_default="the model's")
     ] = None,
@@ -45,7 +82,8 @@ def serve(
     """Serve a model with vLLM and attention-layer memory. Replaces this process.
 
     The server's interpreter is INFERSCALE_SERVER_PYTHON, this one if it has vLLM, or .venv-vllm
-    beside this environment. A shared secret is taken from INFERSCALE_SERVER_SECRET.
+    beside this environment. A shared secret is taken from INFERSCALE_SERVER_SECRET. With a key in
+    INFERSCALE_KV_KEY (32 bytes in base64), KV on disk and remote is encrypted.
     """
     from inferscale_sdk.cli.session import kv_folder
     from inferscale_sdk.config import settings
@@ -59,8 +97,16 @@ def serve(
         host=host,
         served_model_name=name or served_name,
         max_model_len=max_model_len,
-        host_bytes=None if host_gib is None else round(host_gib * _GIB),
+        host_bytes=_bytes(host_gib, _GIB),
         disk_path=None if memory_only else (kv_path or kv_folder()),
+        connector_config=_tiers(
+            device_bytes=_bytes(device_gib, _GIB),
+            disk_bytes=_bytes(disk_gib, _GIB),
+            remote_url=remote_url,
+            storage_dtype=storage_dtype.value,
+            eviction=eviction.value,
+            owner_bytes=_bytes(owner_mib, _MIB),
+        ),
         secret=settings().server_secret,
         extra=extra or [],
     )
@@ -68,6 +114,16 @@ def serve(
         _print_command(argv, env, json)
         return
     _exec(argv, env)
+
+
+def _bytes(number: float | None, unit: int) -> int | None:
+    return None if number is None else round(number * unit)
+
+
+def _tiers(**wanted: str | int | None) -> dict[str, str | int]:
+    """Entries of the connector's configuration that say something."""
+    usual = {"storage_dtype": _Storage.AS_CACHE.value, "eviction": _Eviction.LRU.value}
+    return {k: v for k, v in wanted.items() if v is not None and usual.get(k) != v}
 
 
 def _model(model: str) -> tuple[str | Path, str | None]:
@@ -82,7 +138,8 @@ def _print_command(argv: list[str], env: dict[str, str], json: bool) -> None:
     import shlex
     import sys
 
-    shown = {key: value for key, value in env.items() if key != "INFERSCALE_SERVER_SECRET"}
+    secrets = ("INFERSCALE_SERVER_SECRET", "INFERSCALE_REMOTE_URL")
+    shown = {key: value for key, value in env.items() if key not in secrets}
     if json:
         print_json({"argv": argv, "env": shown})
         return

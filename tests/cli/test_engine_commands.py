@@ -1,5 +1,6 @@
 """``serve``, ``kv stats`` and ``doctor``."""
 
+import json
 import sys
 
 import pytest
@@ -46,6 +47,33 @@ def test_serve_keeps_nothing_on_disk_when_told_so(cli, home, served_by, tmp_path
     argv = cli.json("serve", str(tmp_path), "--memory-only")["argv"]
 
     assert str(home / "kv") not in " ".join(argv)
+
+
+def test_serve_opens_the_tiers_it_is_told_to(cli, served_by, tmp_path):
+    options = ["--device-gib", "0.5", "--disk-gib", "2", "--storage-dtype", "int8"]
+    options += ["--eviction", "cost", "--owner-mib", "64"]
+    argv = cli.json("serve", str(tmp_path), *options)["argv"]
+
+    config = json.loads(argv[argv.index("--kv-transfer-config") + 1])["kv_connector_extra_config"]
+    del config["disk_path"]
+    assert config == {
+        "device_bytes": 1 << 29,
+        "disk_bytes": 2 << 30,
+        "storage_dtype": "int8",
+        "eviction": "cost",
+        "owner_bytes": 64 << 20,
+    }
+    assert "'int3'" in cli("serve", "m", "--storage-dtype", "int3", code=2).stderr
+
+
+def test_serve_hands_the_remote_tier_over_in_the_environment(cli, served_by, tmp_path):
+    shown = cli("serve", str(tmp_path), "--remote-url", "redis://:hunter2@host", "--json").output
+    assert "hunter2" not in shown
+    cli("serve", str(tmp_path), "--remote-url", "redis://:hunter2@host")
+
+    ((_, argv, env),) = served_by
+    assert env["INFERSCALE_REMOTE_URL"] == "redis://:hunter2@host"
+    assert "hunter2" not in " ".join(argv)
 
 
 def test_serve_never_shows_the_secret(cli, served_by, tmp_path, monkeypatch):
