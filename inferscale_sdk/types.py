@@ -145,7 +145,8 @@ class NewFact:
 
     Args:
         text: What is remembered, one statement.
-        conversation_id: Groups facts that followed one another; windows never cross it.
+        conversation_id: Groups facts that followed one another: what was said before a fact was
+            said in its conversation.
         speaker: Who said it, if anyone.
         source: Where it comes from (turn id, document, URL).
         event_time: When it happened, time-zone aware.

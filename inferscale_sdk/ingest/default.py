@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from inferscale_sdk.ingest.windows import PrecedingTurns, WindowStrategy
+from inferscale_sdk.ingest.related import RelatedFacts
+from inferscale_sdk.ingest.windows import WindowStrategy
 
 __all__ = ["default_window"]
 
 
 def default_window() -> WindowStrategy:
-    """The default, to be bound to the memory's own index."""
-    return PrecedingTurns()
+    """The three nearest facts, to be bound to the memory's own index; see docs/quality.md."""
+    return RelatedFacts()

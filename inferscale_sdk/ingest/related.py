@@ -15,7 +15,7 @@ __all__ = ["RelatedFacts"]
 
 log = logging.getLogger(__name__)
 
-DEFAULT_RELATED = 5
+DEFAULT_RELATED = 3
 
 
 class RelatedFacts(WindowStrategy):
@@ -63,9 +63,10 @@ class RelatedFacts(WindowStrategy):
 
     @property
     def name(self) -> str:
-        """``related-<n>``, with ``+<m>`` for recent facts and ``x<g>`` for groups."""
+        """``related-<n>``, with ``+<m>`` for recent facts, ``x<g>`` for groups."""
         recent = f"+{self.recent}" if self.recent else ""
-        return f"related-{self.related}{recent}" + (f"x{self.group}" if self.group > 1 else "")
+        group = f"x{self.group}" if self.group > 1 else ""
+        return f"related-{self.related}{recent}{group}"
 
     @property
     def max_tokens(self) -> int:

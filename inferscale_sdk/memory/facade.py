@@ -41,7 +41,8 @@ class Memory(WriteVerbs, FindVerbs, AnswerVerbs):
         index: A recall index in place of the one in ``path``.
         embedder: In place of the bundled one, which is loaded on first use.
         frame: The text around facts in a prompt.
-        window: Which facts a fact is encoded behind; by default the 20 turns before it.
+        window: Which facts a fact is encoded behind; by default the three nearest to it in
+            meaning.
         top_k: Facts recalled for a prompt at most, where a call does not say.
         on_error: What a failure of recall, stored KV or injection does to an answer: ``text``
             goes on with less (logged, and named in ``report.reason``), ``raise`` raises.

@@ -9,6 +9,7 @@ import pytest
 
 from inferscale_sdk import Memory, VLLMEngine
 from inferscale_sdk.engines.base import Sampling
+from inferscale_sdk.ingest.windows import PrecedingTurns
 from inferscale_sdk.prompt.base import PromptPlan
 from inferscale_sdk.testing.fake_embedder import FakeEmbedder
 
@@ -21,7 +22,13 @@ THINGS = ("a blue kayak", "two lamps", "an old atlas", "a jar of honey", "the ch
 def test_500_facts_behind_windows_of_20(
     engine: VLLMEngine, tmp_path: Path, record_property: pytest.RecordProperty
 ) -> None:
-    memory = Memory(engine, path=tmp_path, embedder=FakeEmbedder(), background=False)
+    memory = Memory(
+        engine,
+        path=tmp_path,
+        embedder=FakeEmbedder(),
+        window=PrecedingTurns(20),
+        background=False,
+    )
     with memory:
         for conversation in range(N_CONVERSATIONS):
             memory.add(

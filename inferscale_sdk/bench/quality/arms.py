@@ -123,13 +123,15 @@ def _window(base: str) -> WindowStrategy | None:
         return default_window()
     for pattern, make in _WINDOWS.items():
         if match := pattern.fullmatch(base):
-            return make(*(int(group or 0) for group in match.groups()))
+            return make(*match.groups())
     return None
 
 
 _WINDOWS: dict[re.Pattern[str], Callable[..., WindowStrategy]] = {
-    _WINDOW: PrecedingTurns,
-    _RELATED: lambda related, recent, group: RelatedFacts(related, recent=recent, group=group or 1),
+    _WINDOW: lambda w: PrecedingTurns(int(w)),
+    _RELATED: lambda related, recent, group: RelatedFacts(
+        int(related), recent=int(recent or 0), group=int(group or 1)
+    ),
 }
 
 
