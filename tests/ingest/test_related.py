@@ -209,3 +209,19 @@ def test_facts_that_arrive_one_by_one_are_encoded_behind_what_is_there(
         assert (done.encoded, done.pending) == (1, 0), "nothing else is encoded again"
         record = store.encodings([fact.id], encoder.profile())[fact.id]
         assert len(record.context_fact_ids) == min(number, 2)
+
+
+# -- what does not fit -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("context", [160, 220, 400, 900])
+def test_groups_that_are_too_long_are_split_and_nothing_is_lost(
+    store, add, engine, relatives, make_encoder, context
+):
+    facts = add(0, texts=[f"{text} {i}" for i in range(4) for text in SAID])
+    engine._max_model_len = context
+    strategy = RelatedFacts(4, group=6, relatives=relatives)
+    encoder = make_encoder(strategy)
+    done = encoder.drain()
+    assert (done.encoded, done.unencodable, done.pending) == (len(facts), 0, 0)
+    assert all(len(plan.token_ids) <= context for plan in engine.encodes)
