@@ -43,6 +43,7 @@ class Assembly:
         multi_user: See :class:`Scoping`.
         background: Whether to index and encode in threads.
         orphan_check_seconds: See :class:`Memory`.
+        live_facts: See :class:`Preparer`.
 
     Raises:
         ConfigurationError: Arguments contradict each other.
@@ -62,6 +63,7 @@ class Assembly:
         multi_user: bool | None,
         background: bool,
         orphan_check_seconds: float = 0.0,
+        live_facts: int = 0,
     ) -> None:
         if on_error not in ("text", "raise"):
             raise ConfigurationError(f"on_error={on_error!r} must be 'text' or 'raise'")
@@ -94,6 +96,7 @@ class Assembly:
                 on_error=on_error,
                 background=background,
                 orphan_check_seconds=orphan_check_seconds,
+                live_facts=live_facts,
             )
             if engine is not None
             else None

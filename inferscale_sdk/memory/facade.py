@@ -43,6 +43,8 @@ class Memory(WriteVerbs, FindVerbs, AnswerVerbs):
         frame: The text around facts in a prompt.
         window: Which facts a fact is encoded behind; by default the three nearest to it in
             meaning.
+        live_facts: So many of the best facts stay prompt text behind the injected ones: they are
+            computed with every request and see all the others. A dial between quality and time.
         top_k: Facts recalled for a prompt at most, where a call does not say.
         on_error: What a failure of recall, stored KV or injection does to an answer: ``text``
             goes on with less (logged, and named in ``report.reason``), ``raise`` raises.
@@ -76,6 +78,7 @@ class Memory(WriteVerbs, FindVerbs, AnswerVerbs):
         background: bool = True,
         max_fact_chars: int = DEFAULT_MAX_FACT_CHARS,
         max_facts: int | None = None,
+        live_facts: int = 0,
         orphan_check_seconds: float | None = None,
     ) -> None:
         self._top_k = check_count(top_k, "top_k", least=1)
@@ -95,6 +98,7 @@ class Memory(WriteVerbs, FindVerbs, AnswerVerbs):
             multi_user=multi_user,
             background=background,
             orphan_check_seconds=orphan_check_seconds,
+            live_facts=check_count(live_facts, "live_facts"),
         )
 
     @property

@@ -49,6 +49,7 @@ class Preparer:
         planner: Makes prompts; called when first needed, because it needs the engine's tokenizer.
         window_name: Name of the window strategy, part of the encoding profile.
         on_error: ``text`` goes on with less memory, ``raise`` raises.
+        live_facts: So many of the best facts stay text behind the injected ones.
     """
 
     def __init__(
@@ -59,7 +60,9 @@ class Preparer:
         window_name: str,
         *,
         on_error: OnError,
+        live_facts: int = 0,
     ) -> None:
+        self._live_facts = live_facts
         self._store = store
         self._engine = engine
         self._planner = planner
@@ -157,7 +160,9 @@ class Preparer:
         info = self._engine.info()
         records: dict[str, EncodingRecord] = {}
         try:
-            records = self._records([s.fact.id for s in scored], info)
+            # Best first: those that stay text are left out.
+            stored = [s.fact.id for s in scored[self._live_facts :]]
+            records = self._records(stored, info)
         except Exception as error:
             note = _join(note, self._degrade("stored KV could not be looked up", error))
         try:

@@ -42,6 +42,7 @@ class Serving:
         on_error: See :class:`Preparer`.
         background: Whether to encode in a thread.
         orphan_check_seconds: How often the thread looks for orphans; 0 never.
+        live_facts: See :class:`Preparer`.
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class Serving:
         on_error: OnError,
         background: bool,
         orphan_check_seconds: float = 0.0,
+        live_facts: int = 0,
     ) -> None:
         self.store = store
         self.engine = engine
@@ -67,7 +69,9 @@ class Serving:
             if background
             else None
         )
-        self.preparer = Preparer(store, engine, self.planner, window.name, on_error=on_error)
+        self.preparer = Preparer(
+            store, engine, self.planner, window.name, on_error=on_error, live_facts=live_facts
+        )
         self.sender = Sender(store, engine, self.preparer, self.wake)
         if self.worker is not None:
             self.worker.start()

@@ -1,0 +1,29 @@
+"""The best facts as text behind the injected ones."""
+
+from __future__ import annotations
+
+import pytest
+
+from inferscale_sdk.errors import ConfigurationError
+
+
+@pytest.mark.parametrize("live", [0, 1, 2, 50])
+def test_the_best_facts_stay_text_and_the_tokens_stay_the_same(make, engine, life, live):
+    memory = make(live_facts=live)
+    memory.add(life, user_id="alice")
+    assert memory.wait_encoded(10.0)
+    for _ in range(2):  # the preamble is known from the second request on
+        answer = memory.answer("What is my dog called?", user_id="alice", top_k=3)
+    best_first = [scored.fact.id for scored in answer.facts]
+    plan = engine.prompts[-1]
+    injected = [s.fact_id for s in plan.segments if s.kind == "fact"]
+    assert injected == list(reversed(best_first[live:]))
+    assert plan.live_fact_ids == tuple(reversed(best_first[:live]))
+    text = memory.prepare("What is my dog called?", user_id="alice", top_k=3, inject=False)
+    assert plan.token_ids == text.token_ids
+
+
+@pytest.mark.parametrize("live", [-1, 1.5, True])
+def test_bad_numbers_are_refused(make, live):
+    with pytest.raises(ConfigurationError, match="live_facts"):
+        make(live_facts=live)
