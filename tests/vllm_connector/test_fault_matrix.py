@@ -6,10 +6,15 @@ comparison with two references, the plain prompt's answer and the exact injected
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import errno
 import hashlib
 import resource
+import signal
+import socket
+import socketserver
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -34,6 +39,8 @@ from inferscale_sdk.protocol import (
 )
 from inferscale_sdk.testing.fault_matrix import FaultCell, FaultOutcome
 from inferscale_sdk.testing.fault_tier import FaultTier
+from inferscale_sdk.testing.redis_server import BINARIES, RedisServer, find_redis, running_redis
+from inferscale_sdk.tiers.remote import RemoteLimits, RemoteTier, open_objects
 from inferscale_sdk.vllm_connector import capture
 from inferscale_sdk.vllm_connector.index import ABSENCE_SECONDS
 
@@ -54,6 +61,11 @@ class Scene:
     exact: Outcome
     keys: list[str]
     patch: pytest.MonkeyPatch
+    find_redis: Callable[[], RedisServer]
+
+    @property
+    def redis(self) -> RedisServer:
+        return self.find_redis()
 
     @property
     def bounds(self) -> list[tuple[int, int]]:
@@ -143,10 +155,20 @@ def references(harness: Harness) -> tuple[list[int], Outcome, Outcome]:
     return prompt, plain, exact
 
 
+@pytest.fixture(scope="module")
+def redis(tmp_path_factory) -> Iterator[RedisServer]:
+    if find_redis() is None:
+        pytest.skip(f"none of {', '.join(BINARIES)} is installed")
+    with running_redis(tmp_path_factory.mktemp("redis")) as server:
+        yield server
+
+
 @pytest.fixture
 def scene(harness, references, request, monkeypatch) -> Iterator[Scene]:
     prompt, plain, exact = references
-    found = Scene(harness, prompt, plain, exact, [], monkeypatch)
+    found = Scene(
+        harness, prompt, plain, exact, [], monkeypatch, lambda: request.getfixturevalue("redis")
+    )
     tag = hashlib.sha256(request.node.name.encode()).hexdigest()[:20]
     found.encode_again(tag)
     before = free_blocks(harness)
@@ -478,6 +500,162 @@ def _(scene: Scene) -> Outcome:
             other.put(scene.harness.resident(key))
     scene.harness.drop_resident()
     return scene.ask()
+
+
+# -- the remote tier ------------------------------------------------------------------------------
+
+
+@dataclass
+class Remote:
+    """A real Redis or Valkey server below this engine's host memory, in place of the disk."""
+
+    scene: Scene
+    server: RedisServer
+    tier: RemoteTier
+
+    @classmethod
+    def below(cls, scene: Scene, port: int | None = None) -> Remote:
+        """Everything encoded, stored there, and out of memory."""
+        server = scene.redis
+        url = f"redis://127.0.0.1:{port or server.port}/0"
+        tier = RemoteTier(open_objects(url, FAST, {}), scene.harness.fingerprint, limits=FAST)
+        scene.patch.setattr(scene.harness.worker, "_below", tier)
+        tag = hashlib.sha256(str(time.monotonic_ns()).encode()).hexdigest()[:20]
+        scene.encode_again(tag)
+        scene.harness.drop_resident()
+        return cls(scene, server, tier)
+
+    def object(self, key: str) -> tuple[Any, str]:
+        """A client of the server, and the name under which it has a segment."""
+        import redis
+
+        name = self.tier.object_name(key)
+        client = redis.Redis(port=self.server.port)
+        (found,) = [one for one in client.keys("*") if one.decode().endswith(name)]
+        return client, found.decode()
+
+
+FAST = RemoteLimits(connect_timeout_seconds=0.5, timeout_seconds=1.0, cooldown_seconds=0.2)
+
+
+@case("remote", "in order", "read", EXACT, Reason.OK)
+def _(scene: Scene) -> Outcome:
+    Remote.below(scene)
+    return scene.ask()
+
+
+@case("remote", "down", "read", TEXT, Reason.MISSING)
+def _(scene: Scene) -> Outcome:
+    remote = Remote.below(scene)
+    remote.server.stop()
+    try:
+        return scene.ask()
+    finally:
+        remote.server.start()
+
+
+@case("remote", "down", "encode", EXACT, Reason.OK)
+def _(scene: Scene) -> Outcome:
+    remote = Remote.below(scene)
+    remote.server.stop()
+    try:
+        answer = scene.encode_again("remote-down")
+        assert answer["stored"] == scene.keys
+        return scene.ask()
+    finally:
+        remote.server.start()
+
+
+@case("remote", "restarted without its data", "read", TEXT, Reason.MISSING)
+def _(scene: Scene) -> Outcome:
+    remote = Remote.below(scene)
+    remote.server.stop()
+    remote.server.start()
+    return scene.ask()
+
+
+@case("remote", "hangs", "read", TEXT, Reason.MISSING)
+def _(scene: Scene) -> Outcome:
+    remote = Remote.below(scene)
+    assert remote.server.process is not None
+    remote.server.process.send_signal(signal.SIGSTOP)
+    try:
+        return scene.ask()
+    finally:
+        remote.server.process.send_signal(signal.SIGCONT)
+
+
+@case("remote", "full", "encode", EXACT, Reason.OK)
+def _(scene: Scene) -> Outcome:
+    import redis
+
+    remote = Remote.below(scene)
+    client = redis.Redis(port=remote.server.port)
+    client.config_set("maxmemory", 1)
+    try:
+        scene.encode_again("remote-full")
+        return scene.ask()
+    finally:
+        client.config_set("maxmemory", 0)
+
+
+for name, change in {
+    "a bit flipped": flipped(lambda n: n // 2),
+    "cut in half": lambda raw: raw[: len(raw) // 2],
+    "rubbish": lambda raw: b"rubbish",
+}.items():
+
+    @case("remote", f"object damaged: {name}", "read", TEXT, Reason.MISSING)
+    def _(scene: Scene, change: Callable[[bytearray], bytes | bytearray] = change) -> Outcome:
+        remote = Remote.below(scene)
+        client, name = remote.object(scene.victim)
+        client.set(name, bytes(change(bytearray(client.get(name)))))
+        return scene.ask()
+
+
+@case("remote", "another fact's object under its name", "read", TEXT, Reason.MISSING)
+def _(scene: Scene) -> Outcome:
+    remote = Remote.below(scene)
+    client, name = remote.object(scene.victim)
+    _, other = remote.object(scene.keys[0])
+    client.set(name, client.get(other))
+    return scene.ask()
+
+
+@case("remote", "connection reset in the middle of a transfer", "read", TEXT, Reason.MISSING)
+def _(scene: Scene) -> Outcome:
+    with cutting_proxy(scene.redis.port) as (port, budget):
+        Remote.below(scene, port)
+        budget[0] = 300_000  # bytes, which is less than one segment
+        return scene.ask()
+
+
+@contextmanager
+def cutting_proxy(target: int) -> Iterator[tuple[int, list[int]]]:
+    """A port before another, which resets every connection once the budget is used up."""
+    budget = [1 << 40]
+
+    class Handler(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            with socket.create_connection(("127.0.0.1", target)) as upstream:
+                threading.Thread(target=self.forth, args=(upstream,), daemon=True).start()
+                with contextlib.suppress(OSError):
+                    while (data := upstream.recv(65_536)) and budget[0] > 0:
+                        budget[0] -= len(data)
+                        self.request.sendall(data)
+
+        def forth(self, upstream: socket.socket) -> None:
+            with contextlib.suppress(OSError):
+                while data := self.request.recv(65_536):
+                    upstream.sendall(data)
+
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler) as server:
+        server.daemon_threads = True
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        try:
+            yield server.server_address[1], budget
+        finally:
+            server.shutdown()
 
 
 # -- the load itself ------------------------------------------------------------------------------
