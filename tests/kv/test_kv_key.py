@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inferscale_sdk.kv.key import namespace_secret, segment_key, token_digest
+from inferscale_sdk.kv.key import namespace_secret, owner_tag, segment_key, token_digest
 
 INPUTS: dict[str, Any] = {
     "fingerprint": "smollm2-0123456789abcdef",
@@ -100,3 +100,12 @@ def test_this_module_loads_without_torch() -> None:
         "sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
+
+
+def test_an_owner_s_tag_follows_from_the_namespace_s_secret_alone() -> None:
+    """It stands in files, and a budget hangs on it."""
+    assert owner_tag(bytes(range(32))) == "2d967c8e02b5e294caa6a8e0c342aeb5"
+    store = b"s" * 32
+    tags = {owner_tag(namespace_secret(store, name)) for name in ("a", "b", "", "a\0")}
+    assert len(tags) == 4
+    assert namespace_secret(store, "a").hex() not in tags

@@ -420,3 +420,16 @@ def test_profile_and_sequence(chatml: ChatTokenizer, facts: list[Fact]) -> None:
     assert planner.profile("m", "w20") == f"m/{DEFAULT_FRAME.version}/w20"
     assert make_plan(planner, facts, seq=7).seq == 7
     assert make_plan(planner, [], seq=7).seq == 7
+
+
+def test_an_encoding_names_its_owner_by_a_digest(chatml: ChatTokenizer, make_fact: Any) -> None:
+    def owner(planner: Planner, user: str) -> str:
+        space = Namespace(user_id=user)
+        fact = make_fact("I live in Oslo.", id="fabca", namespace=space)
+        return make_encode(planner, [fact], partition=space.partition).op.owner
+
+    planner = planner_of(chatml)
+    assert owner(planner, "alice") == owner(planner, "alice")
+    assert owner(planner, "alice") != owner(planner, "bob")
+    assert owner(planner, "alice") != owner(planner_of(chatml, store_secret=b"t" * 32), "alice")
+    assert len(owner(planner, "alice")) == 32

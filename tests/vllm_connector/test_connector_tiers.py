@@ -65,3 +65,8 @@ def test_files_are_encrypted(result: dict[str, Any]) -> None:
 
 def test_when_all_is_gone_the_text_is_computed(result: dict[str, Any]) -> None:
     assert result["text when all is gone"]
+
+
+def test_an_encoding_counts_against_its_owner(result: dict[str, Any]) -> None:
+    assert result["owner"] == "0a" * 16
+    assert result["used by owner"] == result["its bytes"] > 0

@@ -22,6 +22,8 @@ def main(model: Path, folder: Path, url: str) -> dict[str, Any]:
     os.environ["INFERSCALE_REMOTE_URL"] = url
     from connector_harness import start_harness
 
+    from inferscale_sdk.protocol import CaptureSpan, EncodeOp
+
     harness = start_harness(
         model,
         folder / "kv",
@@ -61,6 +63,14 @@ def main(model: Path, folder: Path, url: str) -> dict[str, Any]:
     result["from remote"] = ask()
     result["remote"] = remote.stats().as_dict()
     result["promoted to disk"] = sum(disk.contains(key) for key in keys)
+
+    key = "0123456789" * 4
+    span = CaptureSpan(key=key, start=0, stop=WIDTH)
+    op = EncodeOp(fingerprint=harness.fingerprint, captures=(span,), owner="0a" * 16)
+    harness.ask(prompt[: WIDTH + 5], op, n=2)
+    result["owner"] = harness.resident(key).owner
+    result["used by owner"] = harness.scheduler._core.index._ledger.used_by("0a" * 16)
+    result["its bytes"] = harness.resident(key).nbytes
 
     # The remote gone, the disk empty: the same tokens are computed.
     harness.drop_resident()
