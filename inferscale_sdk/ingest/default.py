@@ -9,5 +9,8 @@ __all__ = ["default_window"]
 
 
 def default_window() -> WindowStrategy:
-    """The three nearest facts, to be bound to the memory's own index; see docs/quality.md."""
-    return RelatedFacts()
+    """Ten related facts, ten behind them at a time, to be bound to the memory's own index.
+
+    Why these: docs/quality.md.
+    """
+    return RelatedFacts(10, group=10)

@@ -15,7 +15,7 @@ __all__ = ["RelatedFacts"]
 
 log = logging.getLogger(__name__)
 
-DEFAULT_RELATED = 3
+DEFAULT_RELATED = 10
 
 
 class RelatedFacts(WindowStrategy):
