@@ -5,6 +5,8 @@ import logging
 import pytest
 
 from inferscale_sdk.errors import ConfigurationError, StoreError
+from inferscale_sdk.ingest.default import default_window
+from inferscale_sdk.ingest.encoder import Encoder
 from inferscale_sdk.ingest.related import RelatedFacts
 from inferscale_sdk.ingest.relatives import IndexRelatives, Relatives
 from inferscale_sdk.recall.hybrid import HybridRecall
@@ -225,3 +227,18 @@ def test_groups_that_are_too_long_are_split_and_nothing_is_lost(
     done = encoder.drain()
     assert (done.encoded, done.unencodable, done.pending) == (len(facts), 0, 0)
     assert all(len(plan.token_ids) <= context for plan in engine.encodes)
+
+
+def test_the_default_costs_no_more_than_a_window_of_twenty(store, add, engine, planner, relatives):
+    """Facts stored together, as an import does; alone a fact costs its window."""
+    topics = ("boat", "cat", "rain", "bread", "chess")
+    texts = [
+        f"Ann said about {topics[i % 5]}: remark number {i} of a long talk" for i in range(200)
+    ]
+    add(0, texts=texts)
+    done = Encoder(store, engine, planner, default_window().bound(relatives)).drain()
+    assert done.encoded == 200
+    assert done.prompt_tokens <= 3 * done.own_tokens
+    add(0, texts=[said.format("bread", 200)])
+    one = Encoder(store, engine, planner, default_window().bound(relatives)).drain()
+    assert one.encoded == 1 and one.prompt_tokens <= 15 * one.own_tokens
