@@ -9,8 +9,8 @@ __all__ = ["default_window"]
 
 
 def default_window() -> WindowStrategy:
-    """Ten related facts, ten behind them at a time, to be bound to the memory's own index.
+    """Five related facts, up to four behind them at a time, to be bound to the memory's own index.
 
     Why these: docs/quality.md.
     """
-    return RelatedFacts(10, group=10)
+    return RelatedFacts(5, group=4)

@@ -15,7 +15,7 @@ __all__ = ["RelatedFacts"]
 
 log = logging.getLogger(__name__)
 
-DEFAULT_RELATED = 10
+DEFAULT_RELATED = 5
 
 
 class RelatedFacts(WindowStrategy):

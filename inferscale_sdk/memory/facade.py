@@ -41,7 +41,7 @@ class Memory(WriteVerbs, FindVerbs, AnswerVerbs):
         index: A recall index in place of the one in ``path``.
         embedder: In place of the bundled one, which is loaded on first use.
         frame: The text around facts in a prompt.
-        window: Which facts a fact is encoded behind; by default ten related ones.
+        window: Which facts a fact is encoded behind; by default five related ones.
         live_facts: So many of the best facts stay prompt text behind the injected ones: they are
             computed with every request and see all the others. A dial between quality and time.
         top_k: Facts recalled for a prompt at most, where a call does not say.
