@@ -2,6 +2,8 @@
 # make demo    a real model on a real vLLM server, memory as text against memory as KV
 # make test    the whole test suite, client and server side
 # make models the model matrix, slow; writes docs/models.md
+# make reliability every fault and, unless recorded already, make load; writes docs/reliability.md
+# make load   100 users at once, slow
 # make lint    ruff, mypy, import contracts
 # make audit   known vulnerabilities in what is installed; says so if no service can be asked
 # make docs    run every example of README and docs
@@ -34,7 +36,7 @@ PIP_FLAGS := -qq --disable-pip-version-check --no-input --root-user-action=ignor
 export INFERSCALE_SERVER_PYTHON ?= $(CURDIR)/$(SERVER)/bin/python
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: setup demo test models lint audit docs clean
+.PHONY: setup demo test models load reliability lint audit docs clean
 .DELETE_ON_ERROR:
 
 setup: $(CLIENT_STAMP) $(SERVER_STAMP)
@@ -78,6 +80,23 @@ test: setup
 
 models: setup
 	INFERSCALE_RECORD_MODELS=1 $(SERVER)/bin/python -m pytest tests/vllm_connector/test_matrix.py -m connector $(ARGS)
+
+# A record of each kind stays in build/ until its own part runs again.
+RECORDS := build/reliability
+
+load: setup
+	@mkdir -p $(RECORDS)
+	INFERSCALE_RECORD_LOAD=$(RECORDS)/load.json \
+	  $(CLIENT)/bin/python -m pytest tests/load -k long $(ARGS)
+
+reliability: setup
+	@mkdir -p $(RECORDS) && rm -f $(RECORDS)/faults.jsonl
+	INFERSCALE_RECORD_FAULTS=$(CURDIR)/$(RECORDS)/faults.jsonl \
+	  $(SERVER)/bin/python -m pytest tests/vllm_connector/test_fault_matrix.py $(ARGS)
+	INFERSCALE_RECORD_FAULTS=$(CURDIR)/$(RECORDS)/faults.jsonl \
+	  $(CLIENT)/bin/python -m pytest tests/faults $(ARGS)
+	@test -f $(RECORDS)/load.json || $(MAKE) load
+	$(CLIENT)/bin/python tests/faults/write_report.py $(RECORDS)/faults.jsonl $(RECORDS)/load.json
 
 lint: $(CLIENT_STAMP)
 	$(CLIENT)/bin/ruff check .

@@ -3,12 +3,42 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from pathlib import Path
 
-__all__ = ["FaultCell", "FaultOutcome", "append_cell", "read_cells", "render_table"]
+__all__ = [
+    "FIELD_FAULTS",
+    "FaultCell",
+    "FaultOutcome",
+    "append_cell",
+    "read_cells",
+    "render_field_faults",
+    "render_table",
+]
+
+FIELD_FAULTS = {
+    1: "connector keys ignore salt and LoRA; a negative count of matched tokens (vllm #53495)",
+    2: "recompute answers wrongly after a rejected synchronous load (vllm #49250)",
+    3: "an assertion fails when a preempted request comes back (vllm #46014)",
+    4: "an abort during a transfer ends the engine or leaks blocks (vllm #43226, PR 32255)",
+    5: "short prompts with chunked prefill crash a connector (vllm #33092)",
+    6: "the prefix cache is polluted within one step (vllm PR 37152)",
+    7: "injection overlaps a native prefix hit (LMCache #2206, #3229)",
+    8: "a salt is dropped; timing across tenants (LMCache #2878, #4825, sglang #37160)",
+    9: "separators and BOS are tokenised otherwise, so nothing ever hits (LMCache #1136, PR 3228)",
+    10: "hash seeds differ between processes and ranks (LMCache #1139, #2136)",
+    11: "keys are not rotated again; llama3 scaling ignored (MemOS #2315)",
+    12: "KV is used under another model, dtype or tenant (MemOS #2300, lmdeploy #4930)",
+    13: "fp8 bytes are read as another dtype (TensorRT-LLM #2699, vllm PR 54338)",
+    14: "namespaces collide by prefix or join (langgraphjs #2721, memanto PR 1317)",
+    15: "memory is pinned to the first session (llama_index #22701)",
+    16: "memory text destroys prefix hits in a long chat (hermes-agent #25971)",
+    17: "adding costs more the more is known (mem0 #5850, #3097)",
+    18: "allocators and locks leak (LMCache #1285, #955, vllm PR 35931)",
+}
+"""Faults that users of such systems met, by number; tests carry them as ``field_fault(number)``."""
 
 
 class FaultOutcome(StrEnum):
@@ -84,4 +114,13 @@ def render_table(cells: Iterable[FaultCell]) -> str:
             f"| {cell.part} | {cell.fault} | {cell.stage} | **{cell.outcome.value}** "
             f"| {share} | {cell.reason or '–'} |"
         )
+    return "\n".join(rows) + "\n"
+
+
+def render_field_faults(tests: Mapping[int, Iterable[str]]) -> str:
+    """The faults of the field as a Markdown table, each with the names of its tests."""
+    rows = ["| number | fault | tests |", "|---|---|---|"]
+    for number, fault in FIELD_FAULTS.items():
+        names = ", ".join(f"`{name}`" for name in sorted(tests[number]))
+        rows.append(f"| {number} | {fault} | {names} |")
     return "\n".join(rows) + "\n"

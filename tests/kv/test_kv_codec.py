@@ -85,6 +85,7 @@ def test_golden_bytes_of_version_2() -> None:
 
 @pytest.mark.parametrize("storage", list(StorageDtype))
 @pytest.mark.parametrize("owner", ["", OWNER])
+@pytest.mark.field_fault(13)
 def test_every_storage_dtype_comes_back_as_it_was_packed(storage: StorageDtype, owner: str) -> None:
     for n_tokens, head_dim in ((1, 2), (7, 6), (65, 40)):
         data = torch.randn(2, 2, n_tokens, 3, head_dim).bfloat16()
@@ -228,6 +229,7 @@ def test_what_is_wrong_is_said(bad: bytes, message: str) -> None:
         load(bad)
 
 
+@pytest.mark.field_fault(12)
 def test_the_wrong_file_under_the_right_name() -> None:
     with pytest.raises(CorruptSegment, match=f"key mismatch: the file holds {'0123456789' * 4}"):
         load(raw(), expect_key="b" * 40)

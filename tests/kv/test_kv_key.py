@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from typing import Any
@@ -33,12 +34,19 @@ def test_golden_values() -> None:
     )
 
 
+@pytest.mark.field_fault(10)
 def test_another_process_gives_the_same_key() -> None:
     code = f"from inferscale_sdk.kv.key import segment_key; print(segment_key(**{INPUTS!r}))"
-    run = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
-    )
-    assert run.stdout.strip() == segment_key(**INPUTS)
+    for hash_seed in ("0", "1", "random"):
+        run = subprocess.run(
+            [sys.executable, "-c", code],
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=60,
+            env={**os.environ, "PYTHONHASHSEED": hash_seed},
+        )
+        assert run.stdout.strip() == segment_key(**INPUTS)
 
 
 @pytest.mark.parametrize(
@@ -57,6 +65,7 @@ def test_another_process_gives_the_same_key() -> None:
         {"fingerprint": "smollm2-0123456789abcdefframe-1", "frame_version": ""},
     ],
 )
+@pytest.mark.field_fault(12)
 def test_every_input_counts(change: dict[str, Any]) -> None:
     key = segment_key(**{**INPUTS, **change})
     assert key != segment_key(**INPUTS)

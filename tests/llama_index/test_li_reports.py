@@ -112,6 +112,7 @@ def test_llama_index_14310_braces_in_a_template(memory, make_llm, server):
     assert typed in prompts_of(server)[0]
 
 
+@pytest.mark.field_fault(15)
 async def test_llama_index_22701_memory_block_pinned_to_the_first_session(memory, make_core_memory):
     """One block serves two sessions: each turn is filed under its own, all are recalled."""
     block = InferScaleMemoryBlock(memory, user_id="ann", top_k=3)

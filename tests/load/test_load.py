@@ -311,6 +311,7 @@ async def test_many_users_at_once(model_path, tmp_path, users: int, requests: in
             "settled": asdict(settled),
             "samples": [asdict(one) for one in samples],
             "counters": counters,
+            "host_mib": HOST_BYTES >> 20,
         }
         Path(RECORD).write_text(json.dumps(record))
     assert tally.complaints == []

@@ -214,6 +214,7 @@ def test_encoded_facts_become_segments(tokenizer: ChatTokenizer, facts: list[Fac
     assert [ref.key for ref in operation.segments] == [segment.key for segment in plan.segments]
 
 
+@pytest.mark.field_fault(9)
 def test_text_and_injection_read_the_same_tokens(
     tokenizer: ChatTokenizer, facts: list[Fact]
 ) -> None:

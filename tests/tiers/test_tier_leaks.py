@@ -347,6 +347,7 @@ make_key_of = [make_key(name) for name in range(40)]
 
 
 @pytest.mark.parametrize("eviction", ["lru", "cost"])
+@pytest.mark.field_fault(18)
 def test_thousands_of_random_operations(eviction: Eviction) -> None:
     random_ledger_operations(20_000, eviction)
     random_host_operations(5_000, eviction)

@@ -59,6 +59,7 @@ def test_damaged_file_is_prefilled_and_quarantined(harness, memory, damage) -> N
     assert harness.inject(prompt, healed).n_cached == 400
 
 
+@pytest.mark.field_fault(2)
 def test_load_failing_in_the_worker_is_recomputed(harness, memory, monkeypatch) -> None:
     """vLLM's recompute policy after a rejected synchronous load, on the pinned version."""
     prompt, segments = memory
@@ -77,6 +78,7 @@ def test_load_failing_in_the_worker_is_recomputed(harness, memory, monkeypatch) 
     assert harness.inject(prompt, segments).n_cached == 400
 
 
+@pytest.mark.field_fault(2)
 def test_half_written_load_is_recomputed(harness, memory, monkeypatch) -> None:
     """A load that dies after some layers must not leave its half in an answer."""
     prompt, segments = memory
@@ -139,6 +141,7 @@ def test_budget_evicts_the_oldest_and_disk_brings_it_back(harness, memory) -> No
         ledger._capacity = capacity
 
 
+@pytest.mark.field_fault(18)
 def test_nothing_stays_pinned(harness, memory) -> None:
     prompt, segments = memory
     harness.ask_many([(prompt, *harness.inject_op(segments)) for _ in range(20)], n=3)
@@ -159,6 +162,7 @@ def test_one_token_answers_are_reported_by_stats(harness, memory) -> None:
     assert stats["reports"]["r1"]["loaded_keys"] == [key for key, _ in segments]
 
 
+@pytest.mark.field_fault(3)
 def test_preempted_requests_inject_again(harness, prose, monkeypatch) -> None:
     """More requests than the cache has blocks: vLLM preempts, and asks the connector again."""
     scheduler = harness.llm.llm_engine.engine_core.engine_core.scheduler

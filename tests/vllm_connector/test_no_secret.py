@@ -179,6 +179,7 @@ def test_reports_of_others_are_not_told(harness, fact, secret) -> None:
 # -- salts ---------------------------------------------------------------------------------
 
 
+@pytest.mark.field_fault(8)
 def test_no_guessed_salt_finds_anothers_blocks(harness, fact, secret) -> None:
     """The owner's blocks lie in vLLM's prefix cache; without the salt's secret part none is hit."""
     key, tokens = fact
@@ -246,6 +247,7 @@ def test_a_replay_after_deletion_finds_nothing(harness, secret) -> None:
 # -- time ----------------------------------------------------------------------------------
 
 
+@pytest.mark.field_fault(8)
 def test_the_time_of_a_refusal_is_recorded(harness, fact, secret, record_property) -> None:
     """Measured and recorded; the proof that both go one way is above."""
     key, tokens = fact

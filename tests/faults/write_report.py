@@ -1,0 +1,109 @@
+"""Writes ``docs/reliability.md`` from what the fault and load tests recorded.
+
+python tests/faults/write_report.py FAULTS.jsonl LOAD.json
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+from inferscale_sdk.testing.fault_matrix import read_cells, render_field_faults, render_table
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs" / "reliability.md"
+
+HEAD = """# Reliability
+
+Written by `make reliability` from what its tests recorded; do not edit.
+
+## Faults
+
+Each cell is a test: something is broken on purpose under a real vLLM with SmolLM2, a question is
+asked, and what comes back is compared with the plain prompt's answer and with the exact injected
+one. After each, no block and no pin may be left over, and the engine must inject as before.
+**Answered exactly** means that the whole memory came from stored KV; **answered as text** that at
+least some of it was computed instead, with the same answer; **clear error** that the call raised
+one of the package's errors, and the server or the store went on.
+
+"""
+
+FIELD = """
+## Faults met in the field
+
+`pytest -m field_fault` runs them; the numbers stand in the tests' marks.
+
+"""
+
+LOAD = """
+## Load
+
+`make load`: {users} users at once on one server, prefix caching on, a shared secret, {mib} MiB of
+host memory so that the disk has to help. Each user remembers, changes, deletes and asks, mostly
+asks. Every prompt is decoded and compared with what its user had told and not taken back at that
+moment, every answer is searched for codes of others.
+
+| | |
+|---|---|
+"""
+
+SAMPLES = """
+Resources while it ran, by requests done (memory in MiB, of the server with all its processes):
+
+| requests | server memory | server files | client memory | client files | pinned bytes | host bytes |
+|---|---|---|---|---|---|---|
+"""
+
+
+def main(faults: Path, load: Path) -> None:
+    parts = [HEAD, render_table(read_cells(faults)), FIELD, render_field_faults(field_tests())]
+    parts.append(load_section(json.loads(load.read_text())))
+    DOCS.write_text("".join(parts))
+
+
+def field_tests() -> dict[int, set[str]]:
+    """Names of the tests that carry each number."""
+    found: dict[int, set[str]] = defaultdict(set)
+    pattern = re.compile(r"field_fault\((\d+)\)(?:.|\n)*?def (test_\w+)")
+    for path in (ROOT / "tests").rglob("test_*.py"):
+        for number, name in pattern.findall(path.read_text()):
+            found[int(number)].add(name)
+    return found
+
+
+def load_section(record: dict[str, Any]) -> str:
+    tally, settled = record["tally"], record["settled"]
+    figures = {
+        "requests": tally["requests"],
+        "of these: questions, additions, changes, deletions": ", ".join(
+            str(tally[name]) for name in ("answers", "adds", "updates", "deletes")
+        ),
+        "seconds": tally["seconds"],
+        "answers with injected memory": tally["injected"] + tally["partly"],
+        "answers whose facts had no KV yet, served as text": tally["text"],
+        "prompt tokens, and of these injected": (
+            f"{tally['prompt_tokens']}, {tally['injected_tokens']}"
+        ),
+        "facts of others in a prompt or an answer": tally["foreign_facts"],
+        "facts taken back and served all the same": tally["stale_facts"],
+        "facts missing from a prompt": tally["lost_facts"],
+        "errors": tally["errors"],
+        "restarts of the engine": 0,
+        "afterwards, all encoded: users whose memory was injected whole": (
+            f"{settled['injected']} of {settled['users']}"
+        ),
+        "answers that held the right code": f"{tally['right_code']} of {tally['answers']}",
+    }
+    text = LOAD.format(users=tally["users"], mib=record["host_mib"])
+    text += "".join(f"| {name} | {value} |\n" for name, value in figures.items())
+    rows = ("| " + " | ".join(str(value) for value in one.values()) + " |\n"
+            for one in record["samples"])  # fmt: skip
+    return text + SAMPLES + "".join(rows)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]))
