@@ -248,10 +248,16 @@ class EncodeAnswer(_Answer):
 
 
 class ForgetAnswer(_Answer):
-    """How many of the keys were present in some tier before they were dropped."""
+    """What became of keys that shall be gone.
+
+    Args:
+        forgotten: How many were present in some tier before they were dropped.
+        failed: Those that some tier still has, since removing them there failed; ask again.
+    """
 
     op: Literal["forget"] = "forget"
     forgotten: int = 0
+    failed: tuple[str, ...] = ()
 
 
 class LocateAnswer(_Answer):

@@ -142,7 +142,11 @@ class Engine(ABC):
 
     @abstractmethod
     def forget(self, keys: Sequence[str]) -> int:
-        """Drop segments from every tier; returns how many were there."""
+        """Drop segments from every tier; returns how many were there.
+
+        Raises:
+            EngineError: Some may still lie in a tier; asking again is fine.
+        """
 
     @abstractmethod
     def locate(self, keys: Sequence[str]) -> dict[str, tuple[str, ...]]:

@@ -234,7 +234,8 @@ class VLLMEngine(Engine):
         """See :meth:`Engine.forget`.
 
         Raises:
-            EngineError: The server refused; nothing can be assumed to be gone.
+            EngineError: The server refused, or could not remove all; nothing can be assumed to be
+                gone.
         """
         forgotten = 0
         with self._alert():
@@ -244,6 +245,12 @@ class VLLMEngine(Engine):
                 answer = control(self._http, model, op, ForgetAnswer, secret=self._secret)
                 if isinstance(answer, Refusal):
                     raise EngineError(refusal_text(answer))
+                if answer and answer.failed:
+                    raise EngineError(
+                        f"{len(answer.failed)} of {len(op.keys)} segments could not be removed "
+                        f"from every tier of {self.base_url}, the first is {answer.failed[0]}; "
+                        "see the server's log, and forget them again"
+                    )
                 forgotten += answer.forgotten if answer else 0
         return forgotten
 

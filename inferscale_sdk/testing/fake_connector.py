@@ -50,6 +50,7 @@ class FakeConnector:
     secret: bytes | None = None
     probed: bool = False
     lose_reports: bool = False
+    keep_segments: bool = False
     segments: dict[str, str] = field(default_factory=dict)
     reports: dict[str, InjectAnswer] = field(default_factory=dict)
 
@@ -74,6 +75,8 @@ class FakeConnector:
             case InjectOp():
                 return self._inject(op, token_ids, salt)
             case ForgetOp():
+                if self.keep_segments:
+                    return ForgetAnswer(failed=op.keys)
                 gone = [self.segments.pop(key, None) for key in op.keys]
                 return ForgetAnswer(forgotten=sum(digest is not None for digest in gone))
             case LocateOp():

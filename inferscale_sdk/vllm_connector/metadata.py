@@ -22,6 +22,7 @@ __all__ = [
     "CaptureStep",
     "Captured",
     "Commands",
+    "Forgotten",
     "Hello",
     "LoadPlan",
     "Loaded",
@@ -135,6 +136,15 @@ class Loaded:
     reason: Reason = Reason.OK
 
 
+@dataclass(frozen=True, slots=True)
+class Forgotten:
+    """A key is gone, was never there, or could not be removed from some tier."""
+
+    key: str
+    existed: bool
+    failed: bool = False
+
+
 @dataclass
 class WorkerReport(KVConnectorWorkerMetadata):  # type: ignore[misc]
     """Worker to scheduler. Each entry is of one rank; the scheduler half counts ranks."""
@@ -143,7 +153,7 @@ class WorkerReport(KVConnectorWorkerMetadata):  # type: ignore[misc]
     staged: list[Staged] = field(default_factory=list)
     captured: list[Captured] = field(default_factory=list)
     loaded: list[Loaded] = field(default_factory=list)
-    forgotten: list[tuple[str, bool]] = field(default_factory=list)
+    forgotten: list[Forgotten] = field(default_factory=list)
     located: list[tuple[str, tuple[str, ...]]] = field(default_factory=list)
     probes: list[tuple[str, ProbeVerdict]] = field(default_factory=list)
     counters: dict[str, int] = field(default_factory=dict)

@@ -285,9 +285,9 @@ class SchedulerHalf:
             self._absorb_capture(captured)
         for loaded in report.loaded:
             self._absorb_load(loaded)
-        for key, existed in report.forgotten:
+        for forgotten in report.forgotten:
             for job in self._jobs.values():
-                job.forgotten(key, existed)
+                job.forgotten(forgotten)
         for key, places in report.located:
             for job in self._jobs.values():
                 job.located(key, places)

@@ -27,6 +27,7 @@ from inferscale_sdk.vllm_connector.metadata import (
     Captured,
     CaptureStep,
     Commands,
+    Forgotten,
     Hello,
     Loaded,
     LoadPlan,
@@ -292,23 +293,24 @@ class WorkerHalf:
             self._reading.discard(key)
             self._forgetting[key] = existed
         if self._below is None:
-            self._forgotten(key, existed=False)
+            self._forgotten(key, existed=False, failed=False)
         else:
             self._readers.submit(self._forget_below, key, self._below)
 
     def _forget_below(self, key: str, below: Tier) -> None:
-        existed = True  # nobody must take for gone what could not be removed
+        existed, failed = False, False
         try:
             existed = below.delete_everywhere(key) > 0
         except Exception:
             log.exception("inferscale: a segment could not be removed from every tier")
             self._count("forget_failures")
-        self._forgotten(key, existed=existed)
+            failed = True
+        self._forgotten(key, existed=existed, failed=failed)
 
-    def _forgotten(self, key: str, *, existed: bool) -> None:
+    def _forgotten(self, key: str, *, existed: bool, failed: bool) -> None:
         with self._news:
             existed = self._forgetting.pop(key, False) or existed
-            self._report.forgotten.append((key, existed))
+            self._report.forgotten.append(Forgotten(key, existed, failed))
             self._news.notify()
 
     def _places_below(self, keys: Collection[str]) -> dict[str, tuple[str, ...]]:

@@ -42,6 +42,17 @@ async def test_nothing_listens(server: FakeServer) -> None:
     await client.aclose()
 
 
+def test_what_could_not_be_removed_is_an_error(server: FakeServer, connect: Connect) -> None:
+    """So that whoever asked keeps the keys, and asks again."""
+    client = connect(server)
+    client.encode(encode_plan())
+    server.connector.keep_segments = True
+    with pytest.raises(EngineError, match=r"2 of 2 segments could not be removed"):
+        client.forget(KEYS[:2])
+    server.connector.keep_segments = False
+    assert client.forget(KEYS[:2]) == 2
+
+
 def test_connecting_is_tried_again() -> None:
     """A server that comes up a moment late is found."""
     port = _closed_port()

@@ -658,6 +658,18 @@ def cutting_proxy(target: int) -> Iterator[tuple[int, list[int]]]:
             server.shutdown()
 
 
+@case("disk", "does not remove what shall be forgotten", "forget", TEXT, Reason.MISSING)
+def _(scene: Scene) -> Outcome:
+    """Said to the client, who keeps the keys queued and asks again."""
+    forget = ForgetOp(keys=tuple(scene.keys))
+    with scene.tier.failing(delete_error=StoreError("read-only (simulated)")):
+        answer = scene.harness.ask([5], forget).answer
+    assert answer["failed"] == sorted(scene.keys)
+    again = scene.harness.ask([5], forget).answer
+    assert again["failed"] == [] and again["forgotten"] == len(scene.keys)
+    return scene.ask()
+
+
 # -- the load itself ------------------------------------------------------------------------------
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from inferscale_sdk.protocol import InjectAnswer, ProbeVerdict, Reason
 from inferscale_sdk.vllm_connector.index import SegmentIndex
-from inferscale_sdk.vllm_connector.metadata import CaptureStep, Hello, Loaded, LoadPlan
+from inferscale_sdk.vllm_connector.metadata import CaptureStep, Forgotten, Hello, Loaded, LoadPlan
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -104,8 +104,8 @@ class Job(ABC):
     def captured(self, key: str, reason: Reason) -> None:
         """Every rank has spoken on a span of this request."""
 
-    def forgotten(self, key: str, existed: bool) -> None:
-        """One rank dropped a key."""
+    def forgotten(self, report: Forgotten) -> None:
+        """One rank dropped a key, or could not."""
 
     def located(self, key: str, places: tuple[str, ...]) -> None:
         """One rank looked for a key."""

@@ -14,6 +14,7 @@ from inferscale_sdk.protocol import (
     StatsOp,
 )
 from inferscale_sdk.vllm_connector.jobs.base import Core, Job
+from inferscale_sdk.vllm_connector.metadata import Forgotten
 
 __all__ = ["ForgetJob", "LocateJob", "PingJob", "RefusedJob", "StatsJob"]
 
@@ -81,6 +82,7 @@ class ForgetJob(Job):
         super().__init__(core, request_id, ())
         self._pending = dict.fromkeys(op.keys, 0)
         self._existed: set[str] = set()
+        self._failed: set[str] = set()
         self._sent = False
 
     def ready(self) -> bool:
@@ -92,18 +94,21 @@ class ForgetJob(Job):
             self.core.forget.extend(self._pending)
         return not self._pending
 
-    def forgotten(self, key: str, existed: bool) -> None:
+    def forgotten(self, report: Forgotten) -> None:
+        key = report.key
         if key not in self._pending:
             return
-        if existed:
+        if report.existed:
             self._existed.add(key)
+        if report.failed:
+            self._failed.add(key)
         self._pending[key] += 1
         if self._pending[key] >= self.core.index.world_size:
             del self._pending[key]
 
     def answer(self) -> ForgetAnswer:
         self.core.count("forgotten_segments", len(self._existed))
-        return ForgetAnswer(forgotten=len(self._existed))
+        return ForgetAnswer(forgotten=len(self._existed), failed=tuple(sorted(self._failed)))
 
 
 class LocateJob(Job):
