@@ -1,8 +1,8 @@
 """The model matrix: every family is exact, or refused with a reason; no deliberate fault survives.
 
 Each case is an engine in a process of its own, about ten seconds. ``make models`` runs all of them
-and writes the results into ``docs/models.md``; single ones (``make models ARGS='-k gemma'``) are put
-in place of their last ones. ``make test`` runs the few that differ most.
+and writes the results into ``docs/models.md``; single ones (``make models ARGS='-k gemma'``)
+replace their last results. ``make test`` runs the few that differ most.
 """
 
 from __future__ import annotations
