@@ -73,7 +73,7 @@ class RelatedFacts(WindowStrategy):
         """Tokens of one request at most."""
         return self._max_tokens
 
-    def bound(self, relatives: Relatives) -> WindowStrategy:
+    def bound(self, relatives: Relatives) -> RelatedFacts:
         """See :meth:`WindowStrategy.bound`; relatives given before stay."""
         if self._relatives is not None:
             return self
@@ -89,7 +89,7 @@ class RelatedFacts(WindowStrategy):
         """Recent facts, then relatives, the nearest last, then the fact or its group."""
         if self.group == 1:
             for fact in pending:
-                near = self._nearest(fact, self.related, store)
+                near = self.nearest(fact, store, self.related)
                 yield EncodeBatch(self._window(fact, near, store), (fact,))
             return
         waiting = {fact.id: fact for fact in pending}
@@ -99,7 +99,7 @@ class RelatedFacts(WindowStrategy):
 
     def _grouped(self, fact: Fact, waiting: dict[str, Fact], store: FactStore) -> EncodeBatch:
         """``fact`` last, behind the nearest that wait, which leave ``waiting``."""
-        near = self._nearest(fact, self.related + self.group - 1, store)
+        near = self.nearest(fact, store, self.related + self.group - 1)
         beside = [other for other in near if other.id in waiting][: self.group - 1]
         for other in beside:
             del waiting[other.id]
@@ -112,8 +112,8 @@ class RelatedFacts(WindowStrategy):
         recent = store.preceding(fact, self.recent) if self.recent else []
         return (*(other for other in recent if other.id not in chosen), *reversed(near))
 
-    def _nearest(self, fact: Fact, n: int, store: FactStore) -> list[Fact]:
-        """Nearest first."""
+    def nearest(self, fact: Fact, store: FactStore, n: int) -> list[Fact]:
+        """Up to ``n`` relatives, nearest first; the facts before it where none are known."""
         if self._relatives is not None:
             try:
                 return self._relatives.nearest(fact, n)

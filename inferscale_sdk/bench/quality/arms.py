@@ -12,6 +12,7 @@ from inferscale_sdk.errors import ConfigurationError
 from inferscale_sdk.ingest.default import default_window
 from inferscale_sdk.ingest.related import RelatedFacts
 from inferscale_sdk.ingest.relatives import Relatives
+from inferscale_sdk.ingest.turns import RelatedTurns
 from inferscale_sdk.ingest.windows import PrecedingTurns, WindowStrategy
 from inferscale_sdk.types import Fact
 
@@ -27,6 +28,7 @@ AGAIN_CHUNK = 96
 
 _WINDOW = re.compile(r"w(\d+)")
 _RELATED = re.compile(r"related(\d+)(?:\+(\d+))?(?:x(\d+))?")
+_BOTH = re.compile(r"related(\d+)w(\d+)(?:x(\d+))?")
 _NUMBERED = re.compile(r"(live|top)(\d+)")
 _ORDERS: dict[str, Order] = {"time": "time", "session": "session", "first": "best-first"}
 
@@ -83,7 +85,8 @@ def parse_arm(name: str) -> Arm:
 
     ``prompt``, ``again``, ``other``, ``none``; ``default`` for what the product does; ``w20`` for
     the 20 facts before; ``related5`` for the 5 nearest, ``related5+3`` for those behind the 3
-    before, ``related5x4`` in groups of four.
+    before, ``related5x4`` in groups of four; ``related10w10`` for
+    10 related facts and then the 10 before.
 
     After slashes: ``bare`` (encoded without the serving header), ``live3`` (best 3 as text),
     ``top5`` (only the best 5), ``time``, ``session`` or ``first`` (order of the facts; best last
@@ -131,6 +134,9 @@ _WINDOWS: dict[re.Pattern[str], Callable[..., WindowStrategy]] = {
     _WINDOW: lambda w: PrecedingTurns(int(w)),
     _RELATED: lambda related, recent, group: RelatedFacts(
         int(related), recent=int(recent or 0), group=int(group or 1)
+    ),
+    _BOTH: lambda related, w, group: RelatedTurns(
+        int(w), int(related), int(group) if group else None
     ),
 }
 
