@@ -10,6 +10,7 @@ neither guesses at unknown versions, operations or fields.
 | ``encode`` | keep the KV of these spans of the prompt | :class:`EncodeAnswer` |
 | ``forget`` | drop these segments from every tier | :class:`ForgetAnswer` |
 | ``locate`` | in which tiers do these segments lie | :class:`LocateAnswer` |
+| ``prefetch`` | these will be needed in a moment | :class:`PrefetchAnswer` |
 | ``probe`` | prove the rotation on the loaded model | :class:`ProbeVerdict` |
 | ``ping`` | who are you, what can you do | :class:`PingAnswer` |
 | ``stats`` | counters, and reports of earlier requests | :class:`StatsAnswer` |
@@ -49,6 +50,8 @@ __all__ = [
     "LocateOp",
     "PingAnswer",
     "PingOp",
+    "PrefetchAnswer",
+    "PrefetchOp",
     "ProbeOp",
     "ProbeVerdict",
     "Reason",
@@ -177,6 +180,13 @@ class LocateOp(_Operation):
     keys: Annotated[tuple[Key, ...], Field(max_length=MAX_FORGET, strict=False)]
 
 
+class PrefetchOp(_Operation):
+    """Say that these segments will be injected in a moment: read those that lie lower down."""
+
+    op: Literal["prefetch"] = "prefetch"
+    keys: Annotated[tuple[Key, ...], Field(max_length=MAX_SEGMENTS, strict=False)]
+
+
 class ProbeOp(_Operation):
     """Prove the rotation. The prompt must be one token repeated ``PROBE_TOKENS`` times."""
 
@@ -196,7 +206,9 @@ class StatsOp(_Operation):
     report_ids: Annotated[tuple[ShortText, ...], Field(max_length=1024, strict=False)] = ()
 
 
-Operation: TypeAlias = InjectOp | EncodeOp | ForgetOp | LocateOp | ProbeOp | PingOp | StatsOp
+Operation: TypeAlias = (
+    InjectOp | EncodeOp | ForgetOp | LocateOp | ProbeOp | PrefetchOp | PingOp | StatsOp
+)
 
 _ADAPTER: TypeAdapter[Operation] = TypeAdapter(Annotated[Operation, Field(discriminator="op")])
 
@@ -268,6 +280,14 @@ class LocateAnswer(_Answer):
 
     op: Literal["locate"] = "locate"
     found: dict[str, tuple[str, ...]] = Field(default_factory=dict)
+
+
+class PrefetchAnswer(_Answer):
+    """How many of the keys are in memory already, and how many are being read."""
+
+    op: Literal["prefetch"] = "prefetch"
+    resident: int = 0
+    fetching: int = 0
 
 
 class LayerVerdict(_Answer):

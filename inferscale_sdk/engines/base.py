@@ -148,6 +148,12 @@ class Engine(ABC):
             EngineError: Some may still lie in a tier; asking again is fine.
         """
 
+    def prefetch(self, keys: Sequence[str]) -> None:  # noqa: B027 - an engine may ignore a hint
+        """A hint that these segments will be injected in a moment, which may start reading them.
+
+        Returns at once, and never raises. Changes no answer.
+        """
+
     @abstractmethod
     def locate(self, keys: Sequence[str]) -> dict[str, tuple[str, ...]]:
         """Where segments lie now: names of tiers by key; a key that lies nowhere is left out.

@@ -13,6 +13,7 @@ from typing import Any
 from inferscale_sdk.config import settings
 from inferscale_sdk.engines.base import Completion, CompletionChunk, Engine, EngineInfo, Sampling
 from inferscale_sdk.engines.exchange import Exchange, require_fit
+from inferscale_sdk.engines.hints import HintSender
 from inferscale_sdk.engines.http import HttpClient
 from inferscale_sdk.engines.identity import control, identify, random_salt, refusal_text
 from inferscale_sdk.engines.launch import ServerProcess, free_port
@@ -26,12 +27,15 @@ from inferscale_sdk.errors import (
 from inferscale_sdk.prompt.base import ChatTokenizer, EncodePlan, PromptPlan
 from inferscale_sdk.protocol import (
     MAX_FORGET,
+    MAX_SEGMENTS,
     EncodeAnswer,
     ForgetAnswer,
     ForgetOp,
     InjectAnswer,
     LocateAnswer,
     LocateOp,
+    PrefetchAnswer,
+    PrefetchOp,
     Reason,
     Refusal,
     StatsAnswer,
@@ -102,6 +106,7 @@ class VLLMEngine(Engine):
         self._info: EngineInfo | None = None
         self._lock = threading.RLock()
         self._warned = False
+        self._hints = HintSender(self._send_hint)
         self._server: ServerProcess | None = None
         self._startup_timeout_seconds = 0.0
 
@@ -254,6 +259,15 @@ class VLLMEngine(Engine):
                 forgotten += answer.forgotten if answer else 0
         return forgotten
 
+    def prefetch(self, keys: Sequence[str]) -> None:
+        """See :meth:`Engine.prefetch`; sent from a thread of its own."""
+        if self._info is not None and self._info.can_inject:
+            self._hints.hint(keys[:MAX_SEGMENTS])
+
+    def _send_hint(self, keys: Sequence[str]) -> None:
+        op = PrefetchOp(keys=tuple(keys))
+        control(self._http, self.info().model, op, PrefetchAnswer, secret=self._secret)
+
     def locate(self, keys: Sequence[str]) -> dict[str, tuple[str, ...]]:
         """See :meth:`Engine.locate`.
 
@@ -388,12 +402,14 @@ class VLLMEngine(Engine):
 
     def close(self) -> None:
         """See :meth:`Engine.close`."""
+        self._hints.close()
         self._http.close()
         if self._server is not None:
             self._server.stop()
 
     async def aclose(self) -> None:
         """Async twin of :meth:`close`; closes the running event loop's connections as well."""
+        self._hints.close()
         await self._http.aclose()
         if self._server is not None:
             await asyncio.to_thread(self._server.stop)

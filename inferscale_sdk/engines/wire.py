@@ -20,6 +20,7 @@ from inferscale_sdk.protocol import (
     LocateAnswer,
     Operation,
     PingAnswer,
+    PrefetchAnswer,
     ProbeVerdict,
     Refusal,
     StatsAnswer,
@@ -46,6 +47,7 @@ Answer = TypeVar(
     InjectAnswer,
     LocateAnswer,
     PingAnswer,
+    PrefetchAnswer,
     ProbeVerdict,
     StatsAnswer,
 )

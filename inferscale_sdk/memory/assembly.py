@@ -44,6 +44,7 @@ class Assembly:
         background: Whether to index and encode in threads.
         orphan_check_seconds: See :class:`Memory`.
         live_facts: See :class:`Preparer`.
+        prefetch: See :class:`Preparer`.
 
     Raises:
         ConfigurationError: Arguments contradict each other.
@@ -64,6 +65,7 @@ class Assembly:
         background: bool,
         orphan_check_seconds: float = 0.0,
         live_facts: int = 0,
+        prefetch: bool = False,
     ) -> None:
         if on_error not in ("text", "raise"):
             raise ConfigurationError(f"on_error={on_error!r} must be 'text' or 'raise'")
@@ -97,6 +99,7 @@ class Assembly:
                 background=background,
                 orphan_check_seconds=orphan_check_seconds,
                 live_facts=live_facts,
+                prefetch=prefetch,
             )
             if engine is not None
             else None

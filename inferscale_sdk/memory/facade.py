@@ -44,6 +44,9 @@ class Memory(WriteVerbs, FindVerbs, AnswerVerbs):
         window: Which facts a fact is encoded behind; by default five related ones.
         live_facts: So many of the best facts stay prompt text behind the injected ones: they are
             computed with every request and see all the others. A dial between quality and time.
+        prefetch: Tell the server which segments come while the prompt is still being made, so
+            that it starts to read those that lie on disk or remote. One small request more for
+            each question; worth it where memory does not hold what is asked for.
         top_k: Facts recalled for a prompt at most, where a call does not say.
         on_error: What a failure of recall, stored KV or injection does to an answer: ``text``
             goes on with less (logged, and named in ``report.reason``), ``raise`` raises.
@@ -78,6 +81,7 @@ class Memory(WriteVerbs, FindVerbs, AnswerVerbs):
         max_fact_chars: int = DEFAULT_MAX_FACT_CHARS,
         max_facts: int | None = None,
         live_facts: int = 0,
+        prefetch: bool = False,
         orphan_check_seconds: float | None = None,
     ) -> None:
         self._top_k = check_count(top_k, "top_k", least=1)
@@ -98,6 +102,7 @@ class Memory(WriteVerbs, FindVerbs, AnswerVerbs):
             background=background,
             orphan_check_seconds=orphan_check_seconds,
             live_facts=check_count(live_facts, "live_facts"),
+            prefetch=prefetch,
         )
 
     @property

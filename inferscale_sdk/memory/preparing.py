@@ -50,6 +50,7 @@ class Preparer:
         window_name: Name of the window strategy, part of the encoding profile.
         on_error: ``text`` goes on with less memory, ``raise`` raises.
         live_facts: So many of the best facts stay text behind the injected ones.
+        prefetch: Whether to tell the engine which segments come as soon as recall has decided.
     """
 
     def __init__(
@@ -61,8 +62,10 @@ class Preparer:
         *,
         on_error: OnError,
         live_facts: int = 0,
+        prefetch: bool = False,
     ) -> None:
         self._live_facts = live_facts
+        self._prefetch = prefetch
         self._store = store
         self._engine = engine
         self._planner = planner
@@ -163,6 +166,9 @@ class Preparer:
             # Best first: those that stay text are left out.
             stored = [s.fact.id for s in scored[self._live_facts :]]
             records = self._records(stored, info)
+            if self._prefetch and request.inject and records:
+                # While the prompt is still being made.
+                self._engine.prefetch([records[i].key for i in stored if i in records])
         except Exception as error:
             note = _join(note, self._degrade("stored KV could not be looked up", error))
         try:

@@ -43,6 +43,7 @@ class Serving:
         background: Whether to encode in a thread.
         orphan_check_seconds: How often the thread looks for orphans; 0 never.
         live_facts: See :class:`Preparer`.
+        prefetch: See :class:`Preparer`.
     """
 
     def __init__(
@@ -56,6 +57,7 @@ class Serving:
         background: bool,
         orphan_check_seconds: float = 0.0,
         live_facts: int = 0,
+        prefetch: bool = False,
     ) -> None:
         self.store = store
         self.engine = engine
@@ -70,7 +72,13 @@ class Serving:
             else None
         )
         self.preparer = Preparer(
-            store, engine, self.planner, window.name, on_error=on_error, live_facts=live_facts
+            store,
+            engine,
+            self.planner,
+            window.name,
+            on_error=on_error,
+            live_facts=live_facts,
+            prefetch=prefetch,
         )
         self.sender = Sender(store, engine, self.preparer, self.wake)
         if self.worker is not None:

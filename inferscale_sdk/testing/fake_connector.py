@@ -19,6 +19,8 @@ from inferscale_sdk.protocol import (
     LocateOp,
     PingAnswer,
     PingOp,
+    PrefetchAnswer,
+    PrefetchOp,
     ProbeOp,
     ProbeVerdict,
     Reason,
@@ -51,6 +53,7 @@ class FakeConnector:
     probed: bool = False
     lose_reports: bool = False
     keep_segments: bool = False
+    prefetched: list[str] = field(default_factory=list)
     segments: dict[str, str] = field(default_factory=dict)
     reports: dict[str, InjectAnswer] = field(default_factory=dict)
 
@@ -65,23 +68,36 @@ class FakeConnector:
         if self.secret and not verify(op, token_ids, self.secret):
             return Refusal(reason=Reason.BAD_SIGNATURE, message="not signed")
         match op:
-            case PingOp():
-                return self._ping()
-            case ProbeOp():
-                self.probed = True
-                return self.verdict
             case EncodeOp():
                 return self._encode(op, token_ids)
             case InjectOp():
                 return self._inject(op, token_ids, salt)
+            case ForgetOp() | LocateOp() | PrefetchOp():
+                return self._of_keys(op)
+            case _:
+                return self._of_server(op)
+
+    def _of_keys(self, op: ForgetOp | LocateOp | PrefetchOp) -> Any:
+        there = [key for key in op.keys if key in self.segments]
+        match op:
             case ForgetOp():
                 if self.keep_segments:
                     return ForgetAnswer(failed=op.keys)
                 gone = [self.segments.pop(key, None) for key in op.keys]
                 return ForgetAnswer(forgotten=sum(digest is not None for digest in gone))
             case LocateOp():
-                there = [key for key in op.keys if key in self.segments]
                 return LocateAnswer(found=dict.fromkeys(there, ("host",)))
+            case PrefetchOp():
+                self.prefetched.extend(op.keys)
+                return PrefetchAnswer(resident=len(there))
+
+    def _of_server(self, op: PingOp | ProbeOp | StatsOp) -> Any:
+        match op:
+            case PingOp():
+                return self._ping()
+            case ProbeOp():
+                self.probed = True
+                return self.verdict
             case StatsOp():
                 known = {} if self.lose_reports else self.reports
                 found = {i: known[i] for i in op.report_ids if i in known}

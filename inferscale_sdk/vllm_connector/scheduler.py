@@ -22,6 +22,7 @@ from inferscale_sdk.protocol import (
     LocateOp,
     Operation,
     PingOp,
+    PrefetchOp,
     ProbeOp,
     Reason,
     StatsOp,
@@ -35,6 +36,7 @@ from inferscale_sdk.vllm_connector.jobs.control import (
     ForgetJob,
     LocateJob,
     PingJob,
+    PrefetchJob,
     RefusedJob,
     StatsJob,
 )
@@ -118,6 +120,8 @@ class SchedulerHalf:
                 return ProbeJob(core, request_id, prompt)
             case ForgetOp():
                 return ForgetJob(core, request_id, op)
+            case PrefetchOp():
+                return PrefetchJob(core, request_id, op)
             case LocateOp():
                 return LocateJob(core, request_id, op)
             case StatsOp():

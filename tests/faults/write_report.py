@@ -54,7 +54,7 @@ moment, every answer is searched for codes of others.
 SAMPLES = """
 Resources while it ran, by requests done (memory in MiB, of the server with all its processes):
 
-| requests | server memory | server files | client memory | client files | pinned bytes | host bytes |
+| requests | server memory | its files | client memory | its files | pinned bytes | host bytes |
 |---|---|---|---|---|---|---|
 """
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 
 import pytest
@@ -499,3 +500,24 @@ async def test_the_async_stream_that_stands_in_has_no_deleted_fact(alice, deleti
     memory = AsyncMemory.wrap(alice)
     chunks = [chunk async for chunk in memory.stream("my dog and Lisbon?", user_id="alice")]
     _check_fallback(deleting, chunks[-1].completion.report)
+
+
+def test_the_engine_hears_of_segments_before_the_prompt_is_made(make_memory, server):
+    memory = make_memory(prefetch=True)
+    memory.add(["Cats like tuna.", "Dogs like bones."], user_id="ada")
+    assert memory.wait_encoded(timeout=20)
+    answer = memory.answer("What do cats like?", user_id="ada")
+    assert answer.report.injected_tokens > 0
+    deadline = time.monotonic() + 5
+    while len(server.connector.prefetched) < 2:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert set(server.connector.prefetched) <= set(server.connector.segments)
+
+
+def test_hints_that_are_lost_cost_nothing(make_memory, server):
+    memory = make_memory(prefetch=True)
+    memory.add("Cats like tuna.", user_id="ada")
+    assert memory.wait_encoded(timeout=20)
+    memory.engine._hints.close()
+    assert memory.answer("What do cats like?", user_id="ada").report.injected_tokens > 0

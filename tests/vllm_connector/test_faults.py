@@ -5,7 +5,14 @@ from __future__ import annotations
 import pytest
 from connector_harness import Harness, key_of
 
-from inferscale_sdk.protocol import ForgetOp, InjectOp, SegmentRef, StatsOp, salt_suffix
+from inferscale_sdk.protocol import (
+    ForgetOp,
+    InjectOp,
+    PrefetchOp,
+    SegmentRef,
+    StatsOp,
+    salt_suffix,
+)
 
 
 @pytest.fixture
@@ -28,6 +35,27 @@ def test_after_a_restart_segments_come_from_disk(harness, memory) -> None:
     after = harness.inject(prompt, segments, n=6, logprobs=3)
     assert after.n_cached == before.n_cached == 400
     assert after.logprobs == before.logprobs
+
+
+def test_a_hint_starts_reading_and_changes_no_answer(harness, memory) -> None:
+    prompt, segments = memory
+    before = harness.inject(prompt, segments, n=6, logprobs=3)
+    keys = tuple(key for key, _ in segments)
+    harness.drop_resident()
+    hint = harness.ask([5], PrefetchOp(keys=(*keys, keys[0], "d" * 40)), n=1).answer
+    assert (hint["resident"], hint["fetching"]) == (0, len(keys) + 1)
+    for _ in range(200):
+        if all(key in harness.worker._resident for key in keys):
+            break
+        harness.ask([5], n=2)
+    again = harness.ask([5], PrefetchOp(keys=keys), n=1).answer
+    assert (again["resident"], again["fetching"]) == (len(keys), 0)
+    reads = harness.worker._below.stats().hits
+    after = harness.inject(prompt, segments, n=6, logprobs=3)
+    assert harness.worker._below.stats().hits == reads
+    assert after.n_cached == before.n_cached == 400
+    assert after.logprobs == before.logprobs
+    assert harness.scheduler._core.index.stats()["pinned_bytes"] == 0
 
 
 @pytest.mark.parametrize("damage", ["flip", "truncate", "empty", "missing"])

@@ -27,6 +27,7 @@ from inferscale_sdk.protocol import (
     LocateOp,
     Operation,
     PingOp,
+    PrefetchOp,
     ProbeOp,
     SegmentRef,
     StatsOp,
@@ -75,13 +76,14 @@ def operations(harness: Harness, key: str, tokens: list[int]) -> dict[str, tuple
         ),
         "forget": ([5], ForgetOp(keys=(key,))),
         "locate": ([5], LocateOp(keys=(key,))),
+        "prefetch": ([5], PrefetchOp(keys=(key,))),
         "stats": ([5], StatsOp(report_ids=("mine",))),
         "ping": ([5], PingOp()),
         "probe": ([harness.ping.probe_token_id] * PROBE_TOKENS, ProbeOp()),
     }
 
 
-KINDS = ("inject", "encode", "forget", "locate", "stats", "ping", "probe")
+KINDS = ("inject", "encode", "forget", "locate", "prefetch", "stats", "ping", "probe")
 
 
 def bad_signatures(op: Operation, prompt: list[int]) -> dict[str, Operation]:

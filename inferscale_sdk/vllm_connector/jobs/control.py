@@ -8,6 +8,8 @@ from inferscale_sdk.protocol import (
     LocateAnswer,
     LocateOp,
     PingAnswer,
+    PrefetchAnswer,
+    PrefetchOp,
     Reason,
     Refusal,
     StatsAnswer,
@@ -16,7 +18,7 @@ from inferscale_sdk.protocol import (
 from inferscale_sdk.vllm_connector.jobs.base import Core, Job
 from inferscale_sdk.vllm_connector.metadata import Forgotten
 
-__all__ = ["ForgetJob", "LocateJob", "PingJob", "RefusedJob", "StatsJob"]
+__all__ = ["ForgetJob", "LocateJob", "PingJob", "PrefetchJob", "RefusedJob", "StatsJob"]
 
 
 class RefusedJob(Job):
@@ -109,6 +111,28 @@ class ForgetJob(Job):
     def answer(self) -> ForgetAnswer:
         self.core.count("forgotten_segments", len(self._existed))
         return ForgetAnswer(forgotten=len(self._existed), failed=tuple(sorted(self._failed)))
+
+
+class PrefetchJob(Job):
+    """Start reading what lies lower down. Answered at once; nothing is pinned."""
+
+    def __init__(self, core: Core, request_id: str, op: PrefetchOp) -> None:
+        super().__init__(core, request_id, ())
+        self._keys = tuple(dict.fromkeys(op.keys))
+        self._answer: PrefetchAnswer | None = None
+
+    def ready(self) -> bool:
+        if not super().ready():
+            return False
+        if self._answer is None:
+            index = self.core.index
+            resident = sum(index.get(key) is not None for key in self._keys)
+            self._answer = PrefetchAnswer(resident=resident, fetching=len(index.fetch(self._keys)))
+            self.core.count("prefetched_segments", self._answer.fetching)
+        return True
+
+    def answer(self) -> PrefetchAnswer:
+        return self._answer or PrefetchAnswer()
 
 
 class LocateJob(Job):

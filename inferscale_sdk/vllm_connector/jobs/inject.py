@@ -42,7 +42,7 @@ class InjectJob(Job):
         self._learn: Span | None = None
         self._answer: dict[str, Any] = {}
         self._verified = 0
-        self._ranks_loaded = 0
+        self._ranks_loaded, self._failed = 0, False
 
     def _gate(self, salt: str | None) -> Reason:
         if self.op.fingerprint != self._fingerprint:
@@ -99,7 +99,7 @@ class InjectJob(Job):
             return
         first, last = self._local, self._local + n_external
         pieces = pieces_between(self.op.segments, first, last)
-        self._ranks_loaded = 0
+        self._ranks_loaded, self._failed = 0, False
         self.core.count("claimed_tokens", n_external)
         self.core.count("claimed_segments", len(pieces))
         self._answer |= {"claimed_tokens": n_external, "loaded_tokens": None}
@@ -119,14 +119,18 @@ class InjectJob(Job):
     def loaded(self, report: Loaded) -> None:
         self._ranks_loaded += 1
         if report.reason:
+            self._failed = True
             self._reason = report.reason
             self.core.count("failed_loads")
+            self.core.index.drop(report.missing)
         if self._ranks_loaded < self.core.index.world_size:
             return
-        self._answer["loaded_tokens"] = report.n_tokens
-        self._answer["loaded_keys"] = report.keys
-        self.core.count("loaded_tokens", report.n_tokens)
-        self.core.count("loaded_segments", len(report.keys))
+        # What one rank could not write is computed on all of them.
+        n_tokens, keys = (0, ()) if self._failed else (report.n_tokens, report.keys)
+        self._answer["loaded_tokens"] = n_tokens
+        self._answer["loaded_keys"] = keys
+        self.core.count("loaded_tokens", n_tokens)
+        self.core.count("loaded_segments", len(keys))
         self._unpin()
 
     def _unpin(self) -> None:
