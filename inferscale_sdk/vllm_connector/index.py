@@ -103,13 +103,16 @@ class SegmentIndex:
         if isinstance(item, Staged):
             self._fetching.discard(item.key)
         reason = next((vote.reason for vote in votes if vote.reason), Reason.OK)
-        if any(vote.token_digest != item.token_digest for vote in votes):
+        if not reason and any(vote.token_digest != item.token_digest for vote in votes):
             reason = Reason.TOKEN_MISMATCH
         if not reason:
             info = SegmentInfo(item.n_tokens, item.token_digest, sum(v.nbytes for v in votes))
             reason = self._admit(item.key, info, item.owner, item.encode_tokens)
         if reason:
-            self._evict.append(item.key)
+            # Where no rank has it there is nothing to evict, and what is captured meanwhile stays.
+            if any(not vote.reason for vote in votes):
+                self.remove([item.key])
+                self._evict.append(item.key)
             self._note_absent(item.key, reason)
         return reason
 
@@ -140,6 +143,13 @@ class SegmentIndex:
             if self._resident.pop(key, None) is not None:
                 self._ledger.remove(key)
             self._absent.pop(key, None)
+
+    def drop(self, keys: Iterable[str]) -> None:
+        """A rank turned out not to have these: believe it, and have the others evict them."""
+        for key in keys:
+            if key in self._resident:
+                self.remove([key])
+                self._evict.append(key)
 
     def pin(self, keys: Iterable[str]) -> list[str]:
         """Protect resident keys from eviction; returns those pinned, for :meth:`release`."""

@@ -128,12 +128,16 @@ class Captured:
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """A load plan was carried out, or failed with ``reason``; the worker's own record."""
+    """A load plan was carried out, or failed with ``reason``; the worker's own record.
+
+    ``missing`` are keys that this rank does not have, against what the plan says.
+    """
 
     request_id: str
     n_tokens: int
     keys: tuple[str, ...]
     reason: Reason = Reason.OK
+    missing: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -180,13 +180,14 @@ class WorkerHalf:
             self._loader.load(plan, segments)
             self.meter.count("load_seconds", time.perf_counter() - started)
             self.meter.count("loaded_bytes", self._nbytes(plan.last - plan.first))
-        except Exception as error:
+        except Exception:
             log.exception("inferscale: loading %d segments failed", len(keys))
             block_size = self._identity.block_size
             blocks = range(plan.first // block_size, -(-plan.last // block_size))
             self._failed_blocks.update(plan.block_ids[i] for i in blocks)
-            missing = isinstance(error, KeyError)
-            return Loaded(plan.request_id, 0, (), Reason.MISSING if missing else Reason.LOAD_FAILED)
+            missing = tuple(key for key in dict.fromkeys(keys) if key not in self._resident)
+            reason = Reason.MISSING if missing else Reason.LOAD_FAILED
+            return Loaded(plan.request_id, 0, (), reason, missing)
         return Loaded(plan.request_id, plan.last - plan.first, keys)
 
     def end(self) -> None:
@@ -289,8 +290,9 @@ class WorkerHalf:
         """Out of memory at once, and out of the tiers below aside: another machine takes time."""
         existed = self._resident.discard(key)
         with self._news:
-            # A read under way must not bring the key back.
+            # A read under way must not bring the key back, nor one that is not collected yet.
             self._reading.discard(key)
+            self._read = [(k, None if k == key else segment) for k, segment in self._read]
             self._forgetting[key] = existed
         if self._below is None:
             self._forgotten(key, existed=False, failed=False)
