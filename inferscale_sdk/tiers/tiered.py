@@ -48,6 +48,7 @@ class TieredStore(Tier):
             below = [WriteBehind(tier) for tier in below]
         self.tiers: tuple[Tier, ...] = (host, *below)
         self._reading: Counter[str] = Counter()
+        self._deleting: Counter[str] = Counter()
         self._gone: set[str] = set()
         self._lock = threading.Lock()
 
@@ -63,10 +64,15 @@ class TieredStore(Tier):
 
     def get(self, key: str) -> Segment | None:  # noqa: D102 - as in the contract
         segment = self.host.get(key)
-        if segment is not None or not self.lower:
+        if not self.lower:
             return segment
+        if segment is not None:
+            # A promotion may be under way that a deletion has overtaken.
+            return None if key in self._gone else segment
         with self._lock:
             self._reading[key] += 1
+            if key in self._deleting:
+                self._gone.add(key)
         try:
             return self._get_below(key)
         finally:
@@ -143,14 +149,21 @@ class TieredStore(Tier):
 
     def _from_all(self, key: str, delete: Callable[[Tier], int]) -> int:
         with self._lock:
+            self._deleting[key] += 1
             if key in self._reading:
                 self._gone.add(key)
         removed, failed = 0, None
-        for tier in self.tiers:
-            try:
-                removed += delete(tier)
-            except StoreError as error:
-                failed = failed or error
+        try:
+            for tier in self.tiers:
+                try:
+                    removed += delete(tier)
+                except StoreError as error:
+                    failed = failed or error
+        finally:
+            with self._lock:
+                self._deleting[key] -= 1
+                if not self._deleting[key]:
+                    del self._deleting[key]
         if failed is not None:
             raise failed
         return removed

@@ -127,6 +127,28 @@ def test_a_deletion_wins_against_a_promotion_under_way(
     assert not store.host.contains(segment.key)
 
 
+def test_a_deletion_wins_against_a_read_that_begins_while_it_runs() -> None:
+    """The upper tiers are passed already, and the lower one still has it."""
+    disk, remote = Spare("disk"), Spare("remote")
+    store = TieredStore(HostTier(None), disk, remote)
+    segment = make_segment("a")
+    store.put(segment)
+    plain_delete = remote.delete
+    answers: list[Segment | None] = []
+
+    def read_first(key: str) -> bool:
+        answers.append(store.get(key))
+        return plain_delete(key)
+
+    remote.delete = read_first  # type: ignore[method-assign]
+    assert store.delete(segment.key)
+    assert answers == [None]
+    assert [tier.contains(segment.key) for tier in store.tiers] == [False, False, False]
+    remote.delete = plain_delete  # type: ignore[method-assign]
+    store.put(segment)
+    assert store.get(segment.key) == segment
+
+
 class TestThreeTiersWrittenBack(TierSuite):
     clock_tick_seconds = 0.02
     overhead_bytes = 512
