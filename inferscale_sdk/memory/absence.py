@@ -180,7 +180,12 @@ def _server(keys: list[str], states: dict[str, KeyState], engine: Engine | None)
     except EngineError as error:
         return Place(name, checked=False, note=f"{type(error).__name__}: {error}")
     where = sorted({place for places in found.values() for place in places})
-    return Place(name, len(found), note=", ".join(where) or f"{len(keys)} keys looked for")
+    undropped = [key for key in keys if states.get(key) is KeyState.TO_FORGET and key not in found]
+    if undropped:
+        # It did not take their deletion: some tier may have them that it cannot ask now.
+        where.append(f"{len(undropped)} not dropped yet")
+    note = ", ".join(where) or f"{len(keys)} keys looked for"
+    return Place(name, len(found) + len(undropped), note=note)
 
 
 def _folder(keys: list[str], folder: Path) -> Place:

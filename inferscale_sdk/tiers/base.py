@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import asdict, dataclass
 
 from inferscale_sdk.kv.quantize import StorageDtype
@@ -120,6 +120,16 @@ class Tier(ABC):
             StoreError: One is there and cannot be removed.
         """
         return int(self.delete(key))
+
+    def locate(self, keys: Collection[str]) -> set[str]:
+        """Which of ``keys`` lie here, as far as :meth:`delete_everywhere` reaches.
+
+        Unlike :meth:`contains` it is a proof: what is left out is not here.
+
+        Raises:
+            StoreError: That cannot be found out now.
+        """
+        return {key for key in keys if self.contains(key)}
 
     @abstractmethod
     def keys(self) -> Iterator[str]:

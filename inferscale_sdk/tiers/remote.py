@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from inferscale_sdk.errors import ConfigurationError, CorruptSegment, StoreError, WrongKey
 from inferscale_sdk.kv.cipher import Cipher
@@ -174,6 +174,24 @@ class RemoteTier(Tier):
         if key in self._debts:
             return False
         return self._line.attempt("looking", lambda: self._objects.size(name)) is not None
+
+    def locate(self, keys: Collection[str]) -> set[str]:
+        """Which of ``keys`` the store has, under any shard, those owed a deletion included."""
+
+        def looked() -> set[str]:
+            shards = dict.fromkeys((self._shard, *self._objects.shards()))
+            return {
+                key
+                for key in keys
+                if any(self._objects.size(object_name(s, key)) is not None for s in shards)
+            }
+
+        try:
+            return self._line.call("looking", looked, timeout_seconds=_LISTING_SECONDS)
+        except Unavailable as error:
+            raise StoreError(
+                f"{self._line.address} cannot be asked for segments: {error}"
+            ) from error.__cause__
 
     def delete(self, key: str) -> bool:  # noqa: D102
         return self._delete(key, everywhere=False) > 0

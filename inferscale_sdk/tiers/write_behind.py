@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 
 from inferscale_sdk.kv.quantize import StorageDtype
@@ -98,6 +98,11 @@ class WriteBehind(Tier):
     def delete_everywhere(self, key: str) -> int:  # noqa: D102
         waited = self._cancel(key)
         return self.tier.delete_everywhere(key) or int(waited)
+
+    def locate(self, keys: Collection[str]) -> set[str]:  # noqa: D102
+        with self._changed:
+            waiting = {key for key in keys if key in self._waiting}
+        return waiting | self.tier.locate(keys)
 
     def keys(self) -> Iterator[str]:  # noqa: D102
         with self._changed:

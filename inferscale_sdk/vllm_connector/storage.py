@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from inferscale_sdk.vllm_connector.config import ConnectorConfig
 
 __all__ = ["DeviceShelf", "locate_below", "open_below", "tier_figures"]
+
+log = logging.getLogger(__name__)
 
 
 def open_below(config: ConnectorConfig, fingerprint: str, rank: int) -> Tier | None:
@@ -77,14 +80,22 @@ def tier_figures(below: Tier | None, resident: Mapping[str, Segment]) -> list[di
 def locate_below(
     below: Tier, config: ConnectorConfig, keys: Collection[str]
 ) -> dict[str, tuple[str, ...]]:
-    """In which places below memory keys lie, copies of other models and damaged ones included."""
+    """In which places below memory keys lie, copies of other models and damaged ones included.
+
+    ``unknown`` stands for a place that could not be asked.
+    """
     found = {} if config.disk_path is None else dict(locate(config.disk_path, keys))
     tiers = below.tiers if isinstance(below, TieredStore) else (below,)
     for tier in tiers:
-        for key in keys:
-            # Also what waits to be written, and what no folder shows.
-            if tier.name not in found.get(key, ()) and tier.contains(key):
-                found[key] = (*found.get(key, ()), tier.name)
+        # Also what waits to be written, and what no folder shows.
+        asked = [key for key in keys if tier.name not in found.get(key, ())]
+        try:
+            place, there = tier.name, tier.locate(asked)
+        except StoreError as error:
+            # Nobody must take for gone what could not be looked for.
+            log.warning("inferscale: segments cannot be looked for: %s", error)
+            place, there = "unknown", set(asked)
+        found |= {key: (*found.get(key, ()), place) for key in asked if key in there}
     return found
 
 

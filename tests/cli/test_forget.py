@@ -7,7 +7,7 @@ import sqlite3
 import pytest
 
 from inferscale_sdk.cli.session import kv_folder, memory_folder
-from inferscale_sdk.errors import EngineUnavailable
+from inferscale_sdk.errors import EngineError, EngineUnavailable
 from inferscale_sdk.ingest.windows import PrecedingTurns
 from inferscale_sdk.memory import Memory
 from inferscale_sdk.testing.fake_embedder import FakeEmbedder
@@ -82,6 +82,22 @@ def test_a_server_that_keeps_a_segment_is_found_out(cli, facts, fake_engine, mon
         "memory", "forget", facts[1].id, "--hard", "--verify", "--base-url", URL, code=1
     )
     assert left(report)["KV on the server"] == 2
+
+
+def test_a_server_that_did_not_take_the_deletion_proves_nothing(
+    cli, facts, fake_engine, monkeypatch
+):
+    """Its remote tier is away: it has no segment to show, and has dropped none there either."""
+
+    def refuse(keys):
+        raise EngineError("the server could not remove 2 segments from every tier")
+
+    monkeypatch.setattr(fake_engine, "forget", refuse)
+    monkeypatch.setattr(fake_engine, "locate", lambda keys: {})
+    args = ("memory", "forget", facts[1].id, "--hard", "--verify", "--base-url", URL)
+    report = cli.json(*args, code=1)
+    server = next(place for place in report["places"] if place["name"] == "KV on the server")
+    assert (server["left"], server["note"]) == (2, "2 not dropped yet")
 
 
 def test_a_server_that_cannot_be_asked_proves_nothing(cli, facts, fake_engine):

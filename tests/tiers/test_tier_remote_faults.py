@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from inferscale_sdk.errors import StoreError
+from inferscale_sdk.kv.quantize import StorageDtype
 from inferscale_sdk.testing.redis_server import RedisServer, running_redis
 from inferscale_sdk.testing.tier_suite import make_key, make_segment
 from inferscale_sdk.tiers.breaker import Breaker, Deadline, Late
@@ -368,3 +369,36 @@ def test_a_call_that_never_started_is_reported_as_over_at_once() -> None:
     assert deadline.run(lambda: 1, timeout_seconds=5) == 1
     assert late == ["second", "first"]
     deadline.close()
+
+
+def test_a_store_that_does_not_answer_is_no_proof_of_absence() -> None:
+    objects = DictObjects()
+    tier = RemoteTier(objects, "model", limits=FAST)
+    tier.put(make_segment("a"))
+    assert tier.locate([make_key("a"), make_key("b")]) == {make_key("a")}
+
+    def down(verb: str) -> None:
+        raise ConnectionError("no route")
+
+    objects.gate = down
+    with pytest.raises(StoreError):
+        tier.delete(make_key("a"))
+    assert not tier.contains(make_key("a"))  # not served any more
+    with pytest.raises(StoreError, match="cannot be asked"):
+        tier.locate([make_key("a")])
+    objects.gate = lambda verb: None
+    time.sleep(FAST.cooldown_seconds)
+    assert tier.locate([make_key("a")]) == {make_key("a")}  # owed, and still there
+    tier.close()
+    assert objects.data == {}
+
+
+def test_copies_under_other_shards_are_found_where_they_would_be_deleted() -> None:
+    objects = DictObjects()
+    for rank in (0, 1):
+        RemoteTier(objects, "model", rank=rank).put(make_segment("a"))
+    tier = RemoteTier(objects, "model", storage=StorageDtype.INT8)
+    assert not tier.contains(make_key("a"))
+    assert tier.locate([make_key("a")]) == {make_key("a")}
+    assert tier.delete_everywhere(make_key("a")) == 2
+    assert tier.locate([make_key("a")]) == set()

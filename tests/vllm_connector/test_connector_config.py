@@ -151,6 +151,14 @@ def test_where_keys_lie_below(tmp_path: Path) -> None:
     below.close()
 
 
+def test_a_remote_tier_that_is_away_is_an_unknown_place(tmp_path: Path) -> None:
+    settings_ = config(remote_url="redis://127.0.0.1:1", remote_connect_timeout_seconds=0.2)
+    below = open_below(settings_, "model", 0)
+    assert below is not None
+    assert locate_below(below, settings_, [make_key("a")]) == {make_key("a"): ("unknown",)}
+    below.close()
+
+
 @pytest.mark.parametrize("host_dtype", ["as_cache", "int8"])
 def test_the_device_holds_what_is_used_and_answers_as_host_memory_does(host_dtype: str) -> None:
     host = make_shelf(StorageDtype(host_dtype))
