@@ -42,6 +42,8 @@ class Coder:
             an address, see :attr:`suffix`.
         cipher: Encrypts; ``None`` stores plain. With one, plain segments are not read either:
             anybody could have put them there.
+        division: How the model is divided over ranks, e.g. ``tp2pp1``; empty if it is not. A rank
+            has other heads in another division, often in the same shape.
     """
 
     def __init__(
@@ -49,15 +51,18 @@ class Coder:
         fingerprint: str,
         storage: StorageDtype = StorageDtype.AS_CACHE,
         cipher: Cipher | None = None,
+        division: str = "",
     ) -> None:
         self.fingerprint = fingerprint
+        self._division = division
         self._storage = storage
         self._cipher = cipher
 
     @property
     def suffix(self) -> str:
-        """What the storage dtype adds to a shard's name: a key says nothing about it."""
-        return "" if self._storage is StorageDtype.AS_CACHE else f"-{self._storage.value}"
+        """What division and storage dtype add to a shard's name: a key says nothing of them."""
+        lossy = "" if self._storage is StorageDtype.AS_CACHE else self._storage.value
+        return "".join(f"-{part}" for part in (self._division, lossy) if part)
 
     def encode(self, segment: Segment) -> Sequence[Buffer]:
         """The segment's bytes in pieces. Numbers that cannot be stored in fewer bytes stay."""

@@ -38,7 +38,8 @@ class DiskTier(Tier):
     """A folder of segment files that several servers may share.
 
     A segment lies at ``root/<model>/r<rank>/<2 hex>/<key>.ifs``, where ``<model>`` is a digest of
-    the fingerprint; ``r<rank>-<dtype>`` if it is stored in another dtype than the cache's. It is
+    the fingerprint; ``r<rank>-<division>-<dtype>`` if the model is divided over ranks, and if it is
+    stored in another dtype than the cache's. It is
     written to a temporary file beside its place and renamed, so that a name always stands for a
     whole file; a writer that dies leaves a temporary file, which the next tier opened on the
     folder removes. Reading checks key, fingerprint and checksums; a file that fails
@@ -62,6 +63,7 @@ class DiskTier(Tier):
         cipher: Encrypts the files; ``None`` stores them plain.
         eviction: Who goes first when the budget is exceeded.
         owner_bytes: Budget of each owner, ``None`` for no limit.
+        division: How the model is divided over ranks; those of another division are not found.
 
     Raises:
         ConfigurationError: A budget or ``rank`` is negative, or there is no such ``eviction``.
@@ -82,12 +84,13 @@ class DiskTier(Tier):
         cipher: Cipher | None = None,
         eviction: Eviction = "lru",
         owner_bytes: int | None = None,
+        division: str = "",
     ) -> None:
         if rank < 0:
             raise ConfigurationError(f"rank={rank} must not be negative; ranks count from 0")
         self._budget = Budget(self.name, capacity_bytes, owner_bytes, eviction)
         self.storage = storage
-        self._coder = Coder(fingerprint, storage, cipher)
+        self._coder = Coder(fingerprint, storage, cipher, division)
         self._root = Path(root)
         self._fsync = fsync
         self._folder = files.shard_folder(self._root, fingerprint, rank, self._coder.suffix)
@@ -158,12 +161,7 @@ class DiskTier(Tier):
                 replaced = files.write_atomically(path, pieces, root=self._root, fsync=self._fsync)
             except OSError as error:
                 self._meter.count("errors")
-                full = error.errno in _NO_SPACE
-                raise (StoreFull if full else StoreError)(
-                    f"segment {segment.key} ({nbytes} bytes) cannot be written to {path.parent}: "
-                    f"{error}; "
-                    + ("free some space or move the store" if full else "see the cause")
-                ) from error
+                raise _refusal(error, segment.key, nbytes, path) from error
             written.append(nbytes)
         tag = Tag(segment.owner, segment.encode_tokens)
         if self._budget.added(segment.key, nbytes, replaced, tag):
@@ -175,7 +173,7 @@ class DiskTier(Tier):
     def delete(self, key: str) -> bool:
         """Drop a segment and any quarantined copy of it, for this model and rank."""
         removed = self._remove(self.path(key))
-        files.remove_quarantined(self._folder, key)
+        _remove_quarantined(self._folder, key)
         if removed:
             self._meter.count("deletions")
         return removed
@@ -186,10 +184,14 @@ class DiskTier(Tier):
         For deletion that must reach what other servers left behind.
         """
         removed = int(self.delete(key))
-        for folder in files.shard_folders(self._root):
+        try:
+            folders = files.shard_folders(self._root)
+        except OSError as error:
+            raise StoreError(f"{self._root} cannot be listed: {error}") from error
+        for folder in folders:
             if folder != self._folder:
                 removed += self._unlink(files.segment_path(folder, key)) is not None
-                files.remove_quarantined(folder, key)
+                _remove_quarantined(folder, key)
         return removed
 
     def keys(self) -> Iterator[str]:  # noqa: D102
@@ -216,7 +218,7 @@ class DiskTier(Tier):
         """Drop every segment of this model and rank, and what is in quarantine."""
         for entry in files.scan(self._folder):
             self._remove(entry.path)
-        files.remove_quarantined(self._folder)
+        _remove_quarantined(self._folder)
 
     def _listing(self) -> list[Stored]:
         return [
@@ -276,3 +278,10 @@ def _refusal(error: OSError, key: str, nbytes: int, path: Path) -> StoreError:
         f"segment {key} ({nbytes} bytes) cannot be written to {path.parent}: {error}; "
         + ("free some space or move the store" if full else "see the cause")
     )
+
+
+def _remove_quarantined(folder: Path, key: str | None = None) -> None:
+    try:
+        files.remove_quarantined(folder, key)
+    except OSError as error:
+        raise StoreError(f"a damaged copy in {folder} cannot be removed: {error}") from error

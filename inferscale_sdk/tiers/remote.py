@@ -52,6 +52,7 @@ class RemoteTier(Tier):
         cipher: Encrypts the objects; ``None`` stores them plain.
         eviction: Who goes first when the budget is exceeded.
         owner_bytes: Budget of each owner, ``None`` for no limit.
+        division: How the model is divided over ranks; those of another division are not found.
 
     Raises:
         ConfigurationError: A budget or ``rank`` is negative, or there is no such ``eviction``.
@@ -71,13 +72,14 @@ class RemoteTier(Tier):
         cipher: Cipher | None = None,
         eviction: Eviction = "lru",
         owner_bytes: int | None = None,
+        division: str = "",
     ) -> None:
         if rank < 0:
             raise ConfigurationError(f"rank={rank} must not be negative; ranks count from 0")
         limits = limits or RemoteLimits()
         self._objects = objects
         self.storage = storage
-        self._coder = Coder(fingerprint, storage, cipher)
+        self._coder = Coder(fingerprint, storage, cipher, division)
         self._shard = shard_name(fingerprint, rank, self._coder.suffix)
         self._ttl = limits.ttl_seconds
         self._budget = Budget(self.name, capacity_bytes, owner_bytes, eviction)

@@ -20,14 +20,28 @@ from inferscale_sdk.tiers.tiered import TieredStore
 from inferscale_sdk.tiers.write_behind import WriteBehind
 
 if TYPE_CHECKING:
+    from vllm.config import ParallelConfig
+
     from inferscale_sdk.vllm_connector.config import ConnectorConfig
 
-__all__ = ["DeviceShelf", "locate_below", "open_below", "tier_figures"]
+__all__ = ["DeviceShelf", "division_of", "locate_below", "open_below", "tier_figures"]
 
 log = logging.getLogger(__name__)
 
 
-def open_below(config: ConnectorConfig, fingerprint: str, rank: int) -> Tier | None:
+def division_of(parallel: ParallelConfig) -> str:
+    """How a model is divided over ranks, in a word; empty if it is not.
+
+    With fewer heads than ranks several ranks have the same head: which one a rank has depends on
+    the number of ranks, and its shape does not.
+    """
+    tensor, pipeline = parallel.tensor_parallel_size, parallel.pipeline_parallel_size
+    return "" if tensor * pipeline == 1 else f"tp{tensor}pp{pipeline}"
+
+
+def open_below(
+    config: ConnectorConfig, fingerprint: str, rank: int, division: str = ""
+) -> Tier | None:
     """The tiers below host memory as one, ``None`` if there are none.
 
     Raises:
@@ -37,6 +51,7 @@ def open_below(config: ConnectorConfig, fingerprint: str, rank: int) -> Tier | N
     cipher = Cipher(config.kv_key) if config.kv_key is not None else None
     common: dict[str, Any] = {
         "rank": rank,
+        "division": division,
         "storage": config.storage_dtype,
         "cipher": cipher,
         "eviction": config.eviction,

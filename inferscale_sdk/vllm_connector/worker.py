@@ -38,6 +38,7 @@ from inferscale_sdk.vllm_connector.metrics import WorkerMeter
 from inferscale_sdk.vllm_connector.rotary import engine_tables
 from inferscale_sdk.vllm_connector.storage import (
     DeviceShelf,
+    division_of,
     locate_below,
     open_below,
     tier_figures,
@@ -81,7 +82,8 @@ class WorkerHalf:
         self._identity = identity
         self._world_size = world_size
         self._resident: Shelf = make_shelf(config.host_dtype)
-        self._below = open_below(config, identity.fingerprint, rank)
+        division = division_of(vllm_config.parallel_config)
+        self._below = open_below(config, identity.fingerprint, rank, division)
         self._readers = ThreadPoolExecutor(READER_THREADS, thread_name_prefix="inferscale-read")
         self._reading: set[str] = set()
         self._forgetting: dict[str, bool] = {}

@@ -34,7 +34,9 @@ def found(cls: type[Any], key: str = KEY, **given: Any) -> Any:
 def worker(tmp_path: Path) -> Iterator[WorkerHalf]:
     identity: Any = SimpleNamespace(fingerprint="model", block_size=16)
     config = ConnectorConfig(disk_path=tmp_path)
-    half = WorkerHalf(config, None, identity, rank=0, world_size=1)  # type: ignore[arg-type]
+    alone = SimpleNamespace(tensor_parallel_size=1, pipeline_parallel_size=1)
+    vllm_config: Any = SimpleNamespace(parallel_config=alone)
+    half = WorkerHalf(config, vllm_config, identity, rank=0, world_size=1)
     yield half
     half.close()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import connector_harness  # noqa: F401 - imports vllm, whose own warnings it switches off
@@ -23,6 +24,7 @@ from inferscale_sdk.vllm_connector.index import SegmentIndex
 from inferscale_sdk.vllm_connector.metadata import Captured
 from inferscale_sdk.vllm_connector.storage import (
     DeviceShelf,
+    division_of,
     locate_below,
     open_below,
     tier_figures,
@@ -130,6 +132,35 @@ def test_files_are_encrypted_with_the_key_of_the_environment(
     assert plain is not None
     assert plain.get(make_key("a")) is None
     assert plain.stats().wrong_key == 1
+
+
+def test_another_division_over_ranks_finds_nothing(tmp_path: Path) -> None:
+    """Two heads on four ranks: rank 1 has the first, and on two ranks it has the second."""
+
+    def divided(tensor: int, pipeline: int) -> str:
+        parallel: Any = SimpleNamespace(
+            tensor_parallel_size=tensor, pipeline_parallel_size=pipeline
+        )
+        return division_of(parallel)
+
+    assert divided(1, 1) == ""
+    settings_ = config(
+        disk_path=str(tmp_path / "near"), remote_url=(tmp_path / "far").as_uri(),
+        write_policy="through",
+    )  # fmt: skip
+    segment = make_segment("a")
+    stored = [divided(4, 1), divided(2, 1), divided(2, 2), divided(1, 1)]
+    for n, division in enumerate(stored):
+        below = open_below(settings_, "model", 1, division)
+        assert below is not None
+        assert below.get(segment.key) is None
+        below.put(segment)
+        assert below.get(segment.key) == segment
+        assert below.locate([segment.key]) == {segment.key}
+        if n == len(stored) - 1:
+            assert below.delete_everywhere(segment.key) == 2 * len(stored)
+            assert below.locate([segment.key]) == set()
+        below.close()
 
 
 def test_where_keys_lie_below(tmp_path: Path) -> None:
