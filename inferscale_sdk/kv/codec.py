@@ -35,7 +35,7 @@ from typing import Any, TypeAlias
 import torch
 
 from inferscale_sdk.errors import CorruptSegment
-from inferscale_sdk.kv.layout import DIMS, TOKEN, dtype_name
+from inferscale_sdk.kv.layout import DIMS, KV, TOKEN, dtype_name
 from inferscale_sdk.kv.payload import DTYPES_BY_NAME, raw_bytes, tensors_header, view_tensors
 from inferscale_sdk.kv.quantize import Packed, StorageDtype, dequantize, packed_specs, quantize
 from inferscale_sdk.kv.segment import Segment, check_owner
@@ -83,6 +83,7 @@ class SegmentHeader:
         return json.dumps(fields, sort_keys=True, separators=(",", ":")).encode()
 
 
+_TEXTS = ("key", "fingerprint", "token_digest", "dtype", "checksum", "owner", "storage")
 _NEW_IN_2 = {"owner": "", "storage": StorageDtype.AS_CACHE.value}
 
 
@@ -216,14 +217,18 @@ def _header_from(body: bytes) -> SegmentHeader:
         header = SegmentHeader(**{**fields, "shape": tuple(fields["shape"])})
         StorageDtype(header.storage)
         check_owner(header.owner)
-    except (ValueError, TypeError, KeyError) as error:
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise CorruptSegment(f"header not understood: {error}") from None
+    if any(type(getattr(header, name)) is not str for name in _TEXTS):
+        raise CorruptSegment(f"header not understood: not a text in {header}")
     counts = (header.origin, header.n_tokens, header.payload_bytes, *header.shape)
     if any(type(count) is not int or count < 0 for count in counts):
         raise CorruptSegment(f"header not understood: negative or not a number in {header}")
     if header.dtype not in DTYPES_BY_NAME:
         raise CorruptSegment(f"dtype {header.dtype!r} is not one of {sorted(DTYPES_BY_NAME)}")
-    if len(header.shape) != len(DIMS) or header.shape[TOKEN] != header.n_tokens:
+    shape = header.shape
+    fits = len(shape) == len(DIMS) and shape[TOKEN] == header.n_tokens
+    if not fits or shape[KV] != 2 or 0 in shape:
         raise CorruptSegment(
             f"shape mismatch: {list(header.shape)} is not {list(DIMS)} of {header.n_tokens} tokens"
         )

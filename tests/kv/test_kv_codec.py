@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 
 from inferscale_sdk.errors import CorruptSegment
 from inferscale_sdk.kv.codec import MAGIC, dump, load, read_header
-from inferscale_sdk.kv.quantize import StorageDtype, dequantize, quantize
+from inferscale_sdk.kv.payload import tensors_header
+from inferscale_sdk.kv.quantize import StorageDtype, dequantize, packed_specs, quantize
 from inferscale_sdk.kv.segment import Segment
 
 GOLDEN = Path(__file__).with_name("golden_v1.ifs")
@@ -193,6 +194,55 @@ def test_every_truncation_is_found() -> None:
     for length in range(len(file)):
         with pytest.raises(CorruptSegment, match="truncated"):
             load(file[:length])
+
+
+def empty_file(storage: StorageDtype, shape: tuple[int, ...], **changes: Any) -> bytes:
+    """A file of zeros whose checksums are right, whatever its header says."""
+    specs = packed_specs(storage, torch.bfloat16, shape)
+    payload = tensors_header(specs) + bytes(sum(spec.nbytes for spec in specs))
+    fields = {
+        "key": "a" * 40, "fingerprint": "m", "origin": 0, "n_tokens": shape[2],
+        "token_digest": "d", "dtype": "bfloat16", "shape": shape,
+        "checksum": f"crc32:{zlib.crc32(payload):08x}", "payload_bytes": len(payload),
+        **({} if storage is StorageDtype.AS_CACHE else {"storage": storage.value}), **changes,
+    }  # fmt: skip
+    body = json.dumps(fields).encode()
+    version = 2 if {"storage", "owner"} & fields.keys() else 1
+    return struct.pack("<8sIII", MAGIC, version, len(body), zlib.crc32(body)) + body + payload
+
+
+@pytest.mark.parametrize("storage", list(StorageDtype))
+@pytest.mark.parametrize(
+    "shape", [(2, 1, 3, 1, 4), (2, 3, 3, 1, 4), (2, 2, 0, 1, 4), (2, 2, 3, 1, 0), (0, 2, 3, 1, 4)]
+)
+def test_a_shape_that_is_no_segment_s_is_found(
+    storage: StorageDtype, shape: tuple[int, ...]
+) -> None:
+    assert load(empty_file(storage, (2, 2, 3, 1, 4))).n_tokens == 3
+    with pytest.raises(CorruptSegment, match="shape mismatch"):
+        load(empty_file(storage, shape))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"key": 5},
+        {"fingerprint": 5},
+        {"token_digest": []},
+        {"dtype": []},
+        {"owner": 0},
+        {"checksum": None},
+    ],
+)
+def test_a_field_of_another_type_is_found(changes: dict[str, Any]) -> None:
+    with pytest.raises(CorruptSegment, match="not a text"):
+        load(empty_file(StorageDtype.AS_CACHE, (2, 2, 3, 1, 4), **changes))
+
+
+def test_a_header_nested_too_deeply_is_found() -> None:
+    body = b"[" * 100_000
+    with pytest.raises(CorruptSegment, match="header not understood"):
+        load(struct.pack("<8sIII", MAGIC, 1, len(body), zlib.crc32(body)) + body)
 
 
 @pytest.mark.parametrize(
