@@ -167,15 +167,19 @@ def _cipher() -> Cipher | None:
 
 def _folder_stats(folder: Path) -> dict[str, Any]:
     """Counts files only, so that it needs no torch and disturbs no server."""
+    from inferscale_sdk.errors import StoreError
     from inferscale_sdk.tiers import files
 
     models: dict[str, dict[str, int]] = {}
-    for shard in files.shard_folders(folder) if folder.is_dir() else []:
-        found = list(files.scan(shard))
-        models[f"{shard.parent.name}/{shard.name}"] = {
-            "segments": len(found),
-            "bytes": sum(entry.nbytes for entry in found),
-        }
+    try:
+        for shard in files.shard_folders(folder) if folder.is_dir() else []:
+            found = list(files.scan(shard))
+            models[f"{shard.parent.name}/{shard.name}"] = {
+                "segments": len(found),
+                "bytes": sum(entry.nbytes for entry in found),
+            }
+    except OSError as error:
+        raise StoreError(f"{folder} cannot be listed: {error}; mend its permissions") from error
     return {"folder": str(folder), "models": models}
 
 

@@ -63,8 +63,14 @@ def shard_folder(root: Path, fingerprint: str, rank: int, suffix: str = "") -> P
 
 
 def shard_folders(root: Path) -> list[Path]:
-    """The folders of every model and rank under ``root``."""
-    return [path for path in root.glob("*/r*") if path.is_dir()]
+    """The folders of every model and rank under ``root``; one that may not be read is an error."""
+    models = [Path(entry.path) for entry in _entries(root) if entry.is_dir()]
+    return [
+        Path(entry.path)
+        for model in models
+        for entry in _entries(model)
+        if entry.name.startswith("r") and entry.is_dir()
+    ]
 
 
 def is_segment_file(path: Path) -> bool:

@@ -86,8 +86,15 @@ def locate(root: Path, keys: Collection[str]) -> dict[str, tuple[str, ...]]:
 
     Raises:
         ValueError: A key is not 40 lower-case hex digits.
-        OSError: A folder cannot be listed.
+        StoreError: A folder cannot be listed.
     """
+    try:
+        return _locate(root, keys)
+    except OSError as error:
+        raise StoreError(f"{root} cannot be listed: {error}; mend its permissions") from error
+
+
+def _locate(root: Path, keys: Collection[str]) -> dict[str, tuple[str, ...]]:
     found: dict[str, dict[str, None]] = {key: {} for key in keys}
     for shard in files.shard_folders(root) if root.is_dir() else []:
         listed: dict[Path, list[str]] = {}

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from inferscale_sdk.errors import StoreError
 from inferscale_sdk.kv.segment import Segment
 from inferscale_sdk.tiers import files, folder
 from inferscale_sdk.tiers.disk import DiskTier
@@ -123,3 +126,25 @@ def test_a_segment_under_another_name_or_model_is_damage(root: Path) -> None:
     assert reasons.keys() == {renamed, moved}
     assert "key mismatch" in reasons[renamed]
     assert "another model" in reasons[moved]
+
+
+def test_a_folder_that_may_not_be_listed_is_not_taken_for_empty(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed = files.shard_folder(root, "a", 0).parent
+    plain = os.scandir
+
+    def scandir(path: Any) -> Any:
+        if Path(path) == closed:
+            raise PermissionError(13, "Permission denied", str(path))
+        return plain(path)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    with pytest.raises(StoreError, match="cannot be listed"):
+        folder.locate(root, KEYS)
+    with pytest.raises(StoreError, match="cannot be listed"):
+        list(folder.segments(root))
+    with pytest.raises(StoreError, match="cannot be removed"):
+        folder.remove(root, KEYS[1])
+    with pytest.raises(StoreError, match="cannot be listed"):
+        DiskTier(root, "b").delete_everywhere(KEYS[1])

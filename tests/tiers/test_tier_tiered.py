@@ -11,6 +11,7 @@ from inferscale_sdk.errors import StoreError, StoreFull
 from inferscale_sdk.kv.quantize import StorageDtype
 from inferscale_sdk.kv.segment import Segment
 from inferscale_sdk.testing.tier_suite import TierSuite, make_key, make_segment
+from inferscale_sdk.tiers import files
 from inferscale_sdk.tiers.disk import DiskTier
 from inferscale_sdk.tiers.host import HostTier
 from inferscale_sdk.tiers.shelves import make_shelf
@@ -239,6 +240,23 @@ def test_deleting_reaches_every_tier_also_when_one_fails(monkeypatch: pytest.Mon
     with pytest.raises(StoreError, match="disk says no"):
         store.delete(make_key("a"))
     assert [tier.contains(make_key("a")) for tier in tiers] == [False, True, False]
+
+
+def test_a_damaged_copy_that_stays_keeps_no_other_tier_from_deleting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk, remote = DiskTier(tmp_path, "model"), Spare("remote")
+    store = TieredStore(HostTier(None), disk, remote)
+    store.put(make_segment("a"))
+
+    def fail(folder: Path, key: str | None = None) -> None:
+        raise PermissionError(13, "Permission denied", str(folder))
+
+    monkeypatch.setattr(files, "remove_quarantined", fail)
+    for delete in (store.delete, store.delete_everywhere):
+        with pytest.raises(StoreError, match=r"a damaged copy in .* cannot be removed"):
+            delete(make_key("a"))
+        assert [tier.contains(make_key("a")) for tier in store.tiers] == [False] * 3
 
 
 def test_capacities_add_up(tmp_path: Path) -> None:
