@@ -50,6 +50,20 @@ def test_slow_frequencies_are_compared_where_they_have_added_up(engine_has) -> N
         rotary.engine_tables([wrong], 131_072, CPU)
 
 
+def test_float32_angles_of_a_long_context_are_no_difference(engine_has) -> None:
+    """At the end of a million positions they are off by 0.07, for no other reason than rounding."""
+    n = 1_010_000
+    long = RopeSpec.default(16, 500_000.0)
+    assert rotary._gap(long, rows(long, n)) < 0.02
+    engine_has((False, rows(long, n)))
+    assert rotary.engine_tables([long], n, CPU) is not None
+    wrong = replace(long, frequencies=(*long.frequencies[:-1], long.frequencies[-1] * 1.05))
+    with pytest.raises(IncompatibleModel):
+        rotary.engine_tables([wrong], n, CPU)
+    with pytest.raises(IncompatibleModel):
+        rotary.engine_tables([RopeSpec.default(16, 501_000.0)], n, CPU)
+
+
 @pytest.mark.parametrize("magnitude", [1.0, 1.28])
 def test_yarns_magnitude_is_no_difference(engine_has, magnitude) -> None:
     engine_has((False, rows(SPEC, magnitude=magnitude)))
