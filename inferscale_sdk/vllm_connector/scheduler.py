@@ -8,6 +8,7 @@ requests were scheduled, ``absorb`` when the workers have reported.
 from __future__ import annotations
 
 import logging
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -187,7 +188,11 @@ class SchedulerHalf:
         keys = [capture.key for capture in op.captures]
         if len(set(keys)) != len(keys):
             raise _Refused(Reason.MALFORMED, "a key is captured twice in one request")
-        furthest = max(capture.stop for capture in op.captures)
+        ordered = sorted(op.captures, key=lambda capture: capture.start)
+        if any(after.start < before.stop for before, after in pairwise(ordered)):
+            # Each span is a copy: 4,096 of the whole prompt would be more memory than there is.
+            raise _Refused(Reason.MALFORMED, "captures overlap; a token belongs to one segment")
+        furthest = ordered[-1].stop
         if furthest > n_prompt:
             raise _Refused(
                 Reason.MALFORMED,

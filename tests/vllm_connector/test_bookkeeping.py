@@ -12,13 +12,21 @@ import connector_harness  # noqa: F401 - imports vllm, whose own warnings it swi
 import pytest
 
 from inferscale_sdk.injection.pieces import Piece
-from inferscale_sdk.protocol import InjectOp, Reason, SegmentRef, salt_suffix
+from inferscale_sdk.protocol import (
+    CaptureSpan,
+    EncodeOp,
+    InjectOp,
+    Reason,
+    SegmentRef,
+    salt_suffix,
+)
 from inferscale_sdk.testing.tier_suite import make_key, make_segment
 from inferscale_sdk.vllm_connector.config import ConnectorConfig
 from inferscale_sdk.vllm_connector.index import SegmentIndex
 from inferscale_sdk.vllm_connector.jobs.base import Core
 from inferscale_sdk.vllm_connector.jobs.inject import InjectJob
 from inferscale_sdk.vllm_connector.metadata import Captured, Commands, Loaded, LoadPlan, Staged
+from inferscale_sdk.vllm_connector.scheduler import SchedulerHalf, _Refused
 from inferscale_sdk.vllm_connector.worker import WorkerHalf
 
 KEY = make_key("a")
@@ -146,3 +154,27 @@ def test_a_load_that_failed_on_one_rank_is_no_load(order: tuple[int, int]) -> No
     assert answer.reason is Reason.LOAD_FAILED
     assert job.core.counters.get("loaded_tokens", 0) == 0
     assert index.stats()["pinned_bytes"] == 0
+
+
+@pytest.mark.parametrize(
+    ("spans", "message"),
+    [
+        ([(0, 4), (4, 8)], ""),
+        ([(4, 8), (0, 4)], ""),
+        ([(0, 8), (2, 4)], "captures overlap"),
+        ([(3, 8), (0, 4)], "captures overlap"),
+        ([(0, 4), (4, 9)], "ends at 9 but the prompt has 8"),
+    ],
+)
+def test_captures_copy_no_more_than_the_prompt(spans: list[tuple[int, int]], message: str) -> None:
+    captures = tuple(
+        CaptureSpan(key=make_key(n), start=start, stop=stop)
+        for n, (start, stop) in enumerate(spans)
+    )
+    op = EncodeOp(fingerprint="model", captures=captures)
+    if not message:
+        SchedulerHalf._check_captures(op, len(PROMPT))
+        return
+    with pytest.raises(_Refused, match=message) as refused:
+        SchedulerHalf._check_captures(op, len(PROMPT))
+    assert refused.value.reason is Reason.MALFORMED
