@@ -25,6 +25,10 @@ from inferscale_sdk.tiers.tiered import WritePolicy
 __all__ = ["ConnectorConfig"]
 
 _PASSWORD = re.compile(r"//[^/]*:[^@]+@|[?&]password=", re.IGNORECASE)
+_SECRET_OPTION = re.compile(
+    r"secret|passw|account_key|connection_string|(^|_)token$", re.IGNORECASE
+)
+_NO_SECRETS = ("anon", "cloud", "google_default")  # what gcsfs takes as tokens beside real ones
 
 
 class ConnectorConfig(BaseModel):
@@ -43,7 +47,8 @@ class ConnectorConfig(BaseModel):
         remote_timeout_seconds: How long one read or write there may take.
         remote_connect_timeout_seconds: How long connecting to it may take.
         remote_cooldown_seconds: How long it is left alone after failing twice in a row.
-        remote_options: Passed to fsspec's file system.
+        remote_options: Passed to fsspec's file system. May hold no secrets: those are left to its
+            own environment variables or files.
         write_policy: ``through``: captures are in every tier before they are reported.
             ``back``: written by threads of their own. By default through to disk, back to remote.
         write_queue_bytes: How much may wait to be written to one tier; then captures wait.
@@ -116,6 +121,17 @@ class ConnectorConfig(BaseModel):
                 "set INFERSCALE_REMOTE_URL in the server's environment instead"
             )
         return url
+
+    @field_validator("remote_options")
+    @classmethod
+    def _no_secret(cls, options: dict[str, Any]) -> dict[str, Any]:
+        for name, value in options.items():
+            if _SECRET_OPTION.search(name) and value not in _NO_SECRETS:
+                raise ValueError(
+                    f"{name!r} is a secret, and command lines and logs are read by others; leave "
+                    "it to the file system's own environment variables or files"
+                )
+        return options
 
     @model_validator(mode="after")
     def _int4_is_meant(self) -> Self:

@@ -11,7 +11,7 @@ from inferscale_sdk.injection.probe import probe_token
 from inferscale_sdk.kv.fingerprint import model_fingerprint, model_folder, weights_digest
 
 if TYPE_CHECKING:
-    from vllm.config import VllmConfig
+    from vllm.config import ModelConfig, VllmConfig
 
     from inferscale_sdk.vllm_connector.config import ConnectorConfig
 
@@ -46,7 +46,7 @@ def identify(vllm_config: VllmConfig, config: ConnectorConfig) -> ModelIdentity:
         fingerprint=model_fingerprint(
             hf_config,
             weights=weights,
-            dtype=dtype,
+            dtype=dtype + _quantized_on_loading(model_config),
             cache_dtype=str(vllm_config.cache_config.cache_dtype),
         ),
         dtype=dtype,
@@ -55,3 +55,10 @@ def identify(vllm_config: VllmConfig, config: ConnectorConfig) -> ModelIdentity:
         hf_config=hf_config,
         probe_token_id=probe_token(model_config.get_vocab_size()),
     )
+
+
+def _quantized_on_loading(model_config: ModelConfig) -> str:
+    """What the engine does to the weights beyond what their files and configuration say."""
+    method = model_config.quantization
+    stored = getattr(model_config.hf_config, "quantization_config", None) is not None
+    return "" if method is None or stored else f"+{method}"
