@@ -6,6 +6,7 @@ import logging
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any, Literal, TypeAlias
 
 from inferscale_sdk.errors import StoreError, StoreFull
@@ -47,7 +48,7 @@ class TieredStore(Tier):
         if write_policy == "back":
             below = [WriteBehind(tier) for tier in below]
         self.tiers: tuple[Tier, ...] = (host, *below)
-        self._reading: Counter[str] = Counter()
+        self._under_way: Counter[str] = Counter()
         self._deleting: Counter[str] = Counter()
         self._gone: set[str] = set()
         self._lock = threading.Lock()
@@ -69,17 +70,24 @@ class TieredStore(Tier):
         if segment is not None:
             # A promotion may be under way that a deletion has overtaken.
             return None if key in self._gone else segment
-        with self._lock:
-            self._reading[key] += 1
-            if key in self._deleting:
-                self._gone.add(key)
-        try:
+        with self._moving(key):
+            with self._lock:
+                if key in self._deleting:
+                    self._gone.add(key)
             return self._get_below(key)
+
+    @contextmanager
+    def _moving(self, key: str) -> Iterator[None]:
+        """While a segment is on its way into tiers, so that a deletion can overtake it."""
+        with self._lock:
+            self._under_way[key] += 1
+        try:
+            yield
         finally:
             with self._lock:
-                self._reading[key] -= 1
-                if not self._reading[key]:
-                    del self._reading[key]
+                self._under_way[key] -= 1
+                if not self._under_way[key]:
+                    del self._under_way[key]
                     self._gone.discard(key)
 
     def _get_below(self, key: str) -> Segment | None:
@@ -116,8 +124,16 @@ class TieredStore(Tier):
             StoreFull: No tier took it, all for want of room.
             StoreError: No tier took it, one for another reason than space.
         """
-        with self._lock:
-            self._gone.discard(segment.key)
+        with self._moving(segment.key):
+            with self._lock:
+                self._gone.discard(segment.key)
+            self._put(segment)
+            if segment.key in self._gone:
+                # The deletion may have passed a tier before the segment reached it.
+                for tier in self.tiers:
+                    _delete(tier, segment.key)
+
+    def _put(self, segment: Segment) -> None:
         refused: list[tuple[Tier, StoreError]] = []
         for tier in self.tiers:
             try:
@@ -150,7 +166,7 @@ class TieredStore(Tier):
     def _from_all(self, key: str, delete: Callable[[Tier], int]) -> int:
         with self._lock:
             self._deleting[key] += 1
-            if key in self._reading:
+            if key in self._under_way:
                 self._gone.add(key)
         removed, failed = 0, None
         try:
@@ -231,7 +247,7 @@ class TieredStore(Tier):
 
     def clear(self) -> None:  # noqa: D102
         with self._lock:
-            self._gone.update(self._reading)
+            self._gone.update(self._under_way)
         for tier in self.tiers:
             tier.clear()
 

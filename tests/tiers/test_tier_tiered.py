@@ -150,6 +150,24 @@ def test_a_deletion_wins_against_a_read_that_begins_while_it_runs() -> None:
     assert store.get(segment.key) == segment
 
 
+def test_a_deletion_wins_against_a_write_under_way() -> None:
+    disk = Spare("disk")
+    store = TieredStore(HostTier(None), disk)
+    segment = make_segment("a")
+    plain_put = disk.put
+
+    def delete_first(segment: Segment) -> None:
+        assert store.delete(segment.key)  # it is in the host already, and not here yet
+        plain_put(segment)
+
+    disk.put = delete_first  # type: ignore[method-assign]
+    store.put(segment)
+    assert [tier.contains(segment.key) for tier in store.tiers] == [False, False]
+    disk.put = plain_put  # type: ignore[method-assign]
+    store.put(segment)
+    assert [tier.contains(segment.key) for tier in store.tiers] == [True, True]
+
+
 class TestThreeTiersWrittenBack(TierSuite):
     clock_tick_seconds = 0.02
     overhead_bytes = 512
