@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from inferscale_sdk.cli.listening import Progress
 from inferscale_sdk.cli.options import Json
-from inferscale_sdk.cli.output import err, out, print_json, progress_bar, working
+from inferscale_sdk.cli.output import err, out, print_json
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -33,7 +32,7 @@ def demo(
     """
     from inferscale_sdk.demo.run import DemoOptions, run_demo
 
-    report = run_demo(_Progress(), DemoOptions(rounds=rounds))
+    report = run_demo(Progress(), DemoOptions(rounds=rounds))
     if json:
         print_json(report.as_dict())
     else:
@@ -45,16 +44,6 @@ def demo(
             style="bold red",
         )
     raise typer.Exit(0 if report.proved else 1)
-
-
-class _Progress:
-    """Shows the stages on stderr."""
-
-    def stage(self, what: str) -> AbstractContextManager[None]:
-        return working(what)
-
-    def progress(self, what: str, total: int) -> AbstractContextManager[Callable[[int], None]]:
-        return progress_bar(what, total)
 
 
 def _print(report: DemoReport) -> None:

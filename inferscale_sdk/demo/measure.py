@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import gc
-import random
 import secrets
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from inferscale_sdk.demo.arms import Arm, plan_for
+from inferscale_sdk.bench.speed.arms import BASIC_ARMS, Arm, plan_for
+from inferscale_sdk.bench.speed.interleave import interleave
+from inferscale_sdk.bench.speed.timing import Timed, collector_paused, timed
 from inferscale_sdk.demo.report import Sample
-from inferscale_sdk.engines.base import Completion, Engine, Sampling
-from inferscale_sdk.errors import EngineError
+from inferscale_sdk.engines.base import Engine, Sampling
 from inferscale_sdk.prompt.base import PromptPlan
 
 __all__ = ["Measurement", "PlannedQuestion", "ask_all", "count_requests", "schedule"]
@@ -57,22 +55,8 @@ class Measurement:
 def schedule(
     questions: Sequence[PlannedQuestion], seed: int
 ) -> Iterator[tuple[PlannedQuestion, Arm]]:
-    """One round: every question at every k in every arm, shuffled.
-
-    The arms of one question follow one another in random order, so that whatever slows the
-    machine down for a while slows all three. The ceiling comes after memory as text, which in the
-    first round leaves the ceiling's prompt in vLLM's prefix cache.
-    """
-    rng = random.Random(seed)  # noqa: S311 - an order, not a secret
-    shuffled = list(questions)
-    rng.shuffle(shuffled)
-    for question in shuffled:
-        arms = rng.sample(list(Arm), len(Arm))
-        text, ceiling = arms.index(Arm.PROMPT), arms.index(Arm.CACHED)
-        if ceiling < text:
-            arms[text], arms[ceiling] = Arm.CACHED, Arm.PROMPT
-        for arm in arms:
-            yield question, arm
+    """One round: every question at every k in every arm, shuffled; see :func:`interleave`."""
+    return interleave(questions, BASIC_ARMS, seed)
 
 
 def ask_all(
@@ -107,15 +91,15 @@ def ask_all(
 
     def ask(
         question: PlannedQuestion, arm: Arm, sampling: Sampling, *, leave: bool = False
-    ) -> Completion:
+    ) -> Timed:
         sent_as = Arm.CACHED if leave and arm is Arm.PROMPT else arm
-        done = _ask(engine, plan_for(sent_as, question.plan, fixed_salt), sampling)
+        done = timed(engine, lambda: plan_for(sent_as, question.plan, fixed_salt), sampling)
         seen.injected_tokens += done.report.injected_tokens
         step()
         return done
 
     first_token = Sampling(max_tokens=1)
-    with _collector_paused():
+    with collector_paused():
         for question in questions:
             for arm in _WARMED_UP:
                 ask(question, arm, first_token)
@@ -126,48 +110,24 @@ def ask_all(
                 done = ask(question, arm, sampling, leave=whole)
                 seen.samples.append(_sample(question, arm, done))
                 if whole:
-                    seen.answers[question.question, question.k, arm] = done.text.strip()
+                    seen.answers[question.question, question.k, arm] = done.completion.text.strip()
     return seen
 
 
 def count_requests(n_questions: int, rounds: int) -> int:
     """How many requests :func:`ask_all` sends."""
-    return n_questions * (len(_WARMED_UP) + rounds * len(Arm))
+    return n_questions * (len(_WARMED_UP) + rounds * len(BASIC_ARMS))
 
 
-def _ask(engine: Engine, plan: PromptPlan, sampling: Sampling) -> Completion:
-    done: Completion | None = None
-    for chunk in engine.stream(plan, sampling):
-        done = chunk.completion or done
-    if done is None:
-        raise EngineError("the engine's stream ended without saying how it went")
-    return done
-
-
-def _sample(question: PlannedQuestion, arm: Arm, done: Completion) -> Sample:
+def _sample(question: PlannedQuestion, arm: Arm, done: Timed) -> Sample:
     report = done.report
-    if report.ttft_ms is None:
-        raise EngineError("the engine did not time the first token of a streamed answer")
     return Sample(
         arm=arm,
         k=question.k,
         question=question.question,
-        ttft_ms=report.ttft_ms,
+        ttft_ms=done.ttft_ms,
         memory_tokens=question.plan.memory_tokens,
         prefilled_tokens=report.prefilled_tokens,
         injected_tokens=report.injected_tokens,
         cached_tokens=report.cached_tokens,
     )
-
-
-@contextmanager
-def _collector_paused() -> Iterator[None]:
-    """Client and server share the processors; a garbage collection here shows as latency there."""
-    was_enabled = gc.isenabled()
-    gc.collect()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import median, quantiles
 from typing import Any
 
-from inferscale_sdk.demo.arms import Arm
+from inferscale_sdk.bench.speed.arms import BASIC_ARMS, Arm
+from inferscale_sdk.bench.speed.spread import Spread
 
-__all__ = ["Answer", "Cell", "DemoReport", "Sample", "Spread", "cells_of"]
+__all__ = ["Answer", "Cell", "DemoReport", "Sample", "cells_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,24 +38,6 @@ class Sample:
 
 
 @dataclass(frozen=True, slots=True)
-class Spread:
-    """Median, and the tenth and ninetieth percentile."""
-
-    median: float
-    p10: float
-    p90: float
-    n: int
-
-    @classmethod
-    def of(cls, values: Sequence[float]) -> Spread:
-        """The spread of at least one value."""
-        if len(values) == 1:
-            return cls(values[0], values[0], values[0], 1)
-        deciles = quantiles(values, n=10, method="inclusive")
-        return cls(median(values), deciles[0], deciles[-1], len(values))
-
-
-@dataclass(frozen=True, slots=True)
 class Cell:
     """All requests of one arm at one k. Token counts are means per request."""
 
@@ -69,11 +51,11 @@ class Cell:
 
 
 def cells_of(samples: Sequence[Sample]) -> tuple[Cell, ...]:
-    """Samples by arm and k: k ascending, arms in the order of :class:`Arm`."""
+    """Samples by arm and k: k ascending, arms in the order of the table in ``arms``."""
     groups: dict[tuple[int, Arm], list[Sample]] = {}
     for sample in samples:
         groups.setdefault((sample.k, sample.arm), []).append(sample)
-    order = list(Arm)
+    order = BASIC_ARMS
     return tuple(
         _cell(groups[key]) for key in sorted(groups, key=lambda key: (key[0], order.index(key[1])))
     )
@@ -155,7 +137,7 @@ class DemoReport:
 
     def as_dict(self) -> dict[str, Any]:
         """The report as one JSON object; times in milliseconds unless named otherwise."""
-        by_arm: dict[str, dict[str, dict[str, Any]]] = {arm.value: {} for arm in Arm}
+        by_arm: dict[str, dict[str, dict[str, Any]]] = {arm.value: {} for arm in BASIC_ARMS}
         for cell in self.cells:
             by_arm[cell.arm.value][f"k{cell.k}"] = _cell_dict(cell)
         out: dict[str, Any] = {

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
+from inferscale_sdk.bench.speed.arms import BASIC_ARMS
+from inferscale_sdk.bench.speed.counters import EXTERNAL_HITS, read_counter, settled_counter
+from inferscale_sdk.bench.speed.listener import Listener, Stages
 from inferscale_sdk.config import settings
-from inferscale_sdk.demo.arms import Arm
-from inferscale_sdk.demo.counters import EXTERNAL_HITS, read_counter, settled_counter
 from inferscale_sdk.demo.life import Life, load_life
 from inferscale_sdk.demo.measure import Measurement, PlannedQuestion, ask_all, count_requests
 from inferscale_sdk.demo.report import Answer, DemoReport, cells_of
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
     from inferscale_sdk.memory import Memory
     from inferscale_sdk.recall.base import Embedder
 
-__all__ = ["DemoOptions", "Listener", "remember", "run_demo"]
+__all__ = ["DemoOptions", "remember", "run_demo"]
 
 # Every request of two arms has a salt of its own and so fills new blocks: a round writes about
 # 40,000 tokens. The ceiling's prompts must still be there a round later.
@@ -50,40 +49,6 @@ class DemoOptions:
     seed: int = 0
 
 
-class Listener(Protocol):
-    """Hears how the demo gets on."""
-
-    def stage(self, what: str) -> AbstractContextManager[None]:
-        """Something that takes a while begins; it ends with the context."""
-
-    def progress(self, what: str, total: int) -> AbstractContextManager[Callable[[int], None]]:
-        """The same with a known end; the yielded function is told how many are done."""
-
-
-@dataclass(slots=True)
-class _Stages:
-    """Tells the listener what is going on, and keeps the time."""
-
-    listener: Listener
-    seconds: dict[str, float] = field(default_factory=dict)
-
-    @contextmanager
-    def stage(self, name: str, what: str) -> Iterator[None]:
-        with self._timed(name), self.listener.stage(what):
-            yield
-
-    @contextmanager
-    def progress(self, name: str, what: str, total: int) -> Iterator[Callable[[int], None]]:
-        with self._timed(name), self.listener.progress(what, total) as tell:
-            yield tell
-
-    @contextmanager
-    def _timed(self, name: str) -> Iterator[None]:
-        started = time.perf_counter()
-        yield
-        self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - started
-
-
 def run_demo(listener: Listener, options: DemoOptions | None = None) -> DemoReport:
     """Start a server, remember a life, ask about it three ways, and check vLLM's own counter.
 
@@ -98,7 +63,7 @@ def run_demo(listener: Listener, options: DemoOptions | None = None) -> DemoRepo
     from inferscale_sdk.models import bundled_model_path
 
     options = options or DemoOptions()
-    stages = _Stages(listener)
+    stages = Stages(listener)
     folder = settings().home / "demo"
     with stages.stage("model", "Looking for the model (unpacked once, about half a minute)"):
         bundled_model_path()
@@ -160,7 +125,7 @@ def _launch(folder: Path) -> VLLMEngine:
     return engine
 
 
-def _prepare_memory(memory: Memory, life: Life, stages: _Stages) -> int:
+def _prepare_memory(memory: Memory, life: Life, stages: Stages) -> int:
     """Remember and encode what is not yet; returns how many facts were encoded."""
     with stages.stage("remember", f"Remembering {len(life.turns)} turns of {life.name}"):
         remember(memory, life)
@@ -191,7 +156,7 @@ def _named(life: Life) -> list[Message]:
     return [replace(turn, name=name) if turn.role == "user" else turn for turn in life.messages()]
 
 
-def _encode(memory: Memory, life: Life, stages: _Stages) -> int:
+def _encode(memory: Memory, life: Life, stages: Stages) -> int:
     total = memory.stats().pending or 0
     if total == 0:
         return 0
@@ -210,7 +175,7 @@ def _encode(memory: Memory, life: Life, stages: _Stages) -> int:
 
 
 def _plan_all(
-    memory: Memory, life: Life, options: DemoOptions, stages: _Stages
+    memory: Memory, life: Life, options: DemoOptions, stages: Stages
 ) -> list[PlannedQuestion]:
     """Plan every question at every k, and make sure that the server still has the KV."""
     with stages.stage("recall", "Recalling facts"):
@@ -275,7 +240,7 @@ def _answers(life: Life, plans: list[PlannedQuestion], seen: Measurement) -> tup
                 expected=asked.answer,
                 k=planned.k,
                 evidence=any(said[turn_id] in planned.recalled for turn_id in asked.evidence),
-                texts={arm: seen.answers[planned.question, planned.k, arm] for arm in Arm},
+                texts={arm: seen.answers[planned.question, planned.k, arm] for arm in BASIC_ARMS},
             )
         )
     return tuple(answers)

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
+from inferscale_sdk.bench.speed.arms import BASIC_ARMS, Arm
 from inferscale_sdk.demo import run
-from inferscale_sdk.demo.arms import Arm
 from inferscale_sdk.demo.report import Answer, DemoReport, Sample, cells_of
 
 
@@ -16,9 +16,11 @@ def report(monkeypatch):
         model="smol",
         facts=156,
         encoded=0,
-        cells=cells_of([Sample(arm, k, 0, ms[arm], 30, 10, 20, 0) for arm in Arm for k in (5, 50)]),
+        cells=cells_of(
+            [Sample(arm, k, 0, ms[arm], 30, 10, 20, 0) for arm in BASIC_ARMS for k in (5, 50)]
+        ),
         answers=tuple(
-            Answer("What? [sic]", "a", k, True, dict.fromkeys(Arm, "b")) for k in (5, 50)
+            Answer("What? [sic]", "a", k, True, dict.fromkeys(BASIC_ARMS, "b")) for k in (5, 50)
         ),
         injected_tokens=20,
         external_hits_delta=20,

@@ -2,7 +2,7 @@ from collections import Counter
 
 import pytest
 
-from inferscale_sdk.demo.arms import Arm, plan_for
+from inferscale_sdk.bench.speed.arms import BASIC_ARMS, Arm, plan_for
 from inferscale_sdk.demo.measure import PlannedQuestion, ask_all, count_requests, schedule
 from inferscale_sdk.demo.report import cells_of
 from inferscale_sdk.errors import EngineError
@@ -34,14 +34,16 @@ def engine_with_segments(n: int) -> FakeEngine:
 
 
 def test_the_arms_carry_the_same_tokens_and_only_one_injects():
-    requests = {arm: plan_for(arm, plan(2), "run") for arm in Arm}
+    requests = {arm: plan_for(arm, plan(2), "run") for arm in BASIC_ARMS}
 
     assert {request.token_ids for request in requests.values()} == {TOKENS}
-    assert [arm for arm in Arm if requests[arm].segments] == [Arm.INJECT]
+    assert [arm for arm in requests if requests[arm].segments] == [Arm.INJECT]
 
 
 def test_only_the_ceiling_can_find_itself_in_the_prefix_cache():
-    salts = {arm: [plan_for(arm, plan(2), "run").cache_salt for _ in range(3)] for arm in Arm}
+    salts = {
+        arm: [plan_for(arm, plan(2), "run").cache_salt for _ in range(3)] for arm in BASIC_ARMS
+    }
 
     assert len(set(salts[Arm.PROMPT])) == 3
     assert len(set(salts[Arm.INJECT])) == 3
@@ -56,7 +58,7 @@ def test_an_injecting_request_stays_bound_to_its_segments():
 
 def test_a_plan_of_plain_text_is_refused():
     with pytest.raises(EngineError, match="inferscale doctor"):
-        plan_for(Arm.INJECT, PromptPlan(token_ids=TOKENS), "run")
+        plan_for(Arm.INJECT, PromptPlan(token_ids=TOKENS, memory_tokens=5), "run")
 
 
 def test_a_round_asks_everything_once_and_keeps_the_arms_of_a_question_together():
@@ -65,7 +67,7 @@ def test_a_round_asks_everything_once_and_keeps_the_arms_of_a_question_together(
     order = list(schedule(questions, seed=1))
 
     assert Counter((q.question, q.k, arm) for q, arm in order) == Counter(
-        (q.question, q.k, arm) for q in questions for arm in Arm
+        (q.question, q.k, arm) for q in questions for arm in BASIC_ARMS
     )
     for start in range(0, len(order), 3):
         assert len({id(q) for q, _ in order[start : start + 3]}) == 1
@@ -81,7 +83,7 @@ def test_counts_every_injected_token_and_times_all_but_the_warm_up():
     seen = ask_all(engine, questions, rounds=2, answer_tokens=8, step=lambda: steps.append(None))
 
     assert len(steps) == len(engine.prompts) == count_requests(len(questions), rounds=2)
-    assert len(seen.samples) == len(questions) * len(Arm) * 2
+    assert len(seen.samples) == len(questions) * len(BASIC_ARMS) * 2
     assert seen.injected_tokens == 3 * 2 * (5 + 15)
     by_cell = {(cell.arm, cell.k): cell for cell in cells_of(seen.samples)}
     assert by_cell[Arm.INJECT, 3].injected_tokens == 15
@@ -118,4 +120,4 @@ def test_every_answer_is_kept_whole():
 
     seen = ask_all(engine, [PlannedQuestion(0, 1, plan(1))], rounds=2, answer_tokens=8)
 
-    assert seen.answers == {(0, 1, arm): "walnuts of course" for arm in Arm}
+    assert seen.answers == {(0, 1, arm): "walnuts of course" for arm in BASIC_ARMS}

@@ -1,6 +1,6 @@
 import pytest
 
-from inferscale_sdk.demo.counters import (
+from inferscale_sdk.bench.speed.counters import (
     EXTERNAL_HITS,
     counter_total,
     read_counter,

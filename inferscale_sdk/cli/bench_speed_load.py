@@ -1,0 +1,150 @@
+"""``inferscale bench throughput``, ``ingest`` and ``scale``."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from inferscale_sdk.cli.bench_speed import (
+    Data,
+    Model,
+    Plots,
+    Seed,
+    Work,
+    numbers,
+    parse_arms,
+    session_options,
+    show,
+    work_folder,
+)
+from inferscale_sdk.cli.listening import Progress
+from inferscale_sdk.cli.options import BaseUrl, Json
+from inferscale_sdk.cli.output import err
+
+__all__ = ["ingest", "scale", "throughput"]
+
+
+def throughput(
+    users: Annotated[str, typer.Option(help="Concurrent users, with commas between.")] = "1,10,100",
+    requests: Annotated[int, typer.Option(min=1, help="Of each user.")] = 2,
+    k: Annotated[int, typer.Option(min=1, help="Facts in each prompt.")] = 50,
+    output_tokens: Annotated[
+        str, typer.Option(help="Lengths of the answers, with commas between.")
+    ] = "50,8,1",
+    arm: Annotated[str, typer.Option(help="Of prompt, inject, cached.")] = "prompt,inject,cached",
+    rate: Annotated[
+        list[float] | None,
+        typer.Option(help="Poisson arrivals a second; may be repeated.", show_default="none"),
+    ] = None,
+    arrivals: Annotated[int, typer.Option(min=1, help="Requests of each Poisson load.")] = 60,
+    objective_ms: Annotated[
+        float, typer.Option(help="Time to first token that counts as good.")
+    ] = 500.0,
+    facts: Annotated[int, typer.Option(min=1, help="Facts of the person asked about.")] = 300,
+    data: Data = None,
+    model: Model = None,
+    base_url: BaseUrl = None,
+    kv_cache_gib: Annotated[int, typer.Option(min=1, help="vLLM's KV cache on a CPU.")] = 6,
+    work: Work = None,
+    plots: Plots = None,
+    seed: Seed = 0,
+    json: Json = False,
+) -> None:
+    """Requests a second with many users at once: text, injection, and the ceiling.
+
+    Every user has a salt of their own. With a rate, requests arrive at random, and goodput counts
+    those whose first token came within the objective.
+    """
+    from inferscale_sdk.bench.speed.bed import BedOptions
+    from inferscale_sdk.bench.speed.session import run_throughput
+    from inferscale_sdk.bench.speed.throughput import ThroughputOptions
+
+    wanted = ThroughputOptions(
+        users=numbers(users, "users") if users else (),
+        requests=requests,
+        k=k,
+        output_tokens=numbers(output_tokens, "output_tokens"),
+        arms=parse_arms(arm),
+        rates=tuple(rate or ()),
+        arrivals=arrivals,
+        objective_ms=objective_ms,
+        seed=seed,
+    )
+    bed = BedOptions(
+        folder=work_folder(work),
+        facts=max(facts, k),
+        base_url=base_url,
+        model=model,
+        kv_cache_gib=kv_cache_gib,
+        max_k=k,
+    )
+    result = run_throughput(session_options(bed, data, seed), wanted, Progress())
+    show(result, json=json, plots=plots)
+    if not result["proved"]:
+        err().print(
+            f"not proved: {result['injected_tokens']} tokens were injected, but vLLM counted "
+            f"{result['external_hits_delta']}",
+            style="bold red",
+        )
+        raise typer.Exit(1)
+
+
+def ingest(
+    window: Annotated[int, typer.Option(min=1, help="Facts each is encoded behind.")] = 20,
+    facts: Annotated[
+        int, typer.Option(min=1, help="Of one measurement, whole windows at once.")
+    ] = 100,
+    single_facts: Annotated[
+        int, typer.Option(min=1, help="Of one measurement, a request for each.")
+    ] = 30,
+    rounds: Annotated[int, typer.Option(min=1, help="Measurements of each way.")] = 3,
+    data: Data = None,
+    model: Model = None,
+    base_url: BaseUrl = None,
+    plots: Plots = None,
+    seed: Seed = 0,
+    json: Json = False,
+) -> None:
+    """Facts a second to durable KV: whole windows in one request against one request a fact."""
+    from inferscale_sdk.bench.speed.bed import BedOptions
+    from inferscale_sdk.bench.speed.ingest import IngestOptions
+    from inferscale_sdk.bench.speed.session import run_ingest
+
+    wanted = IngestOptions(window=window, facts=facts, single_facts=single_facts, rounds=rounds)
+    bed = BedOptions(folder=work_folder(None), base_url=base_url, model=model, kv_cache_gib=1)
+    result = run_ingest(session_options(bed, data, seed), wanted, Progress())
+    show(result, json=json, plots=plots)
+
+
+def scale(
+    sizes: Annotated[
+        str, typer.Option(help="Facts in the store, with commas between, ascending.")
+    ] = "1000,10000,100000",
+    in_namespace: Annotated[
+        int, typer.Option(min=1, help="Facts of the person asked about.")
+    ] = 10_000,
+    per_namespace: Annotated[int, typer.Option(min=1, help="Of each other person.")] = 1_000,
+    k: Annotated[int, typer.Option(min=1, help="Facts recalled.")] = 50,
+    requests: Annotated[int, typer.Option(min=1, help="Timed questions at each size.")] = 40,
+    data: Data = None,
+    model: Model = None,
+    plots: Plots = None,
+    seed: Seed = 0,
+    json: Json = False,
+) -> None:
+    """Recall and planning while the store grows; no server takes part."""
+    from inferscale_sdk.bench.speed.bed import BedOptions
+    from inferscale_sdk.bench.speed.scale import ScaleOptions
+    from inferscale_sdk.bench.speed.session import run_scale
+
+    wanted = ScaleOptions(
+        sizes=numbers(sizes, "sizes"),
+        in_namespace=in_namespace,
+        per_namespace=per_namespace,
+        k=k,
+        requests=requests,
+    )
+    bed = BedOptions(folder=work_folder(None), model=model)
+    result = run_scale(session_options(bed, data, seed), wanted, Progress())
+    show(result, json=json, plots=plots)
