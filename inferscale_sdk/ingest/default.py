@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from inferscale_sdk.ingest.related import RelatedFacts
+from inferscale_sdk.ingest.turns import RelatedTurns
 from inferscale_sdk.ingest.windows import WindowStrategy
 
 __all__ = ["default_window"]
 
 
 def default_window() -> WindowStrategy:
-    """Five related facts, up to four behind them at a time, to be bound to the memory's own index.
+    """Ten related facts and then the ten before, to be bound to the memory's own index.
 
     Why these: docs/quality.md.
     """
-    return RelatedFacts(5, group=4)
+    return RelatedTurns(w=10, related=10)

@@ -41,7 +41,8 @@ class Memory(WriteVerbs, FindVerbs, AnswerVerbs):
         index: A recall index in place of the one in ``path``.
         embedder: In place of the bundled one, which is loaded on first use.
         frame: The text around facts in a prompt.
-        window: Which facts a fact is encoded behind; by default five related ones.
+        window: Which facts a fact is encoded behind; by default ten related ones and the
+            ten before it.
         live_facts: So many of the best facts stay prompt text behind the injected ones: they are
             computed with every request and see all the others. A dial between quality and time.
         prefetch: Tell the server which segments come while the prompt is still being made, so

@@ -5,8 +5,6 @@ import logging
 import pytest
 
 from inferscale_sdk.errors import ConfigurationError, StoreError
-from inferscale_sdk.ingest.default import default_window
-from inferscale_sdk.ingest.encoder import Encoder
 from inferscale_sdk.ingest.related import RelatedFacts
 from inferscale_sdk.ingest.relatives import IndexRelatives, Relatives
 from inferscale_sdk.recall.hybrid import HybridRecall
@@ -227,17 +225,3 @@ def test_groups_that_are_too_long_are_split_and_nothing_is_lost(
     done = encoder.drain()
     assert (done.encoded, done.unencodable, done.pending) == (len(facts), 0, 0)
     assert all(len(plan.token_ids) <= context for plan in engine.encodes)
-
-
-def test_what_the_default_costs(store, add, engine, planner, relatives):
-    """Less together, as an import stores facts, than alone: a lone fact pays for its window."""
-    topics = ("boat", "cat", "rain", "bread", "chess")
-    said = "Ann said about {}: remark number {} of a long talk"
-    add(0, texts=[said.format(topics[i % 5], i) for i in range(200)])
-    done = Encoder(store, engine, planner, default_window().bound(relatives)).drain()
-    assert done.encoded == 200
-    assert done.prompt_tokens <= 3.5 * done.own_tokens
-    add(0, texts=[said.format("bread", 200)])
-    one = Encoder(store, engine, planner, default_window().bound(relatives)).drain()
-    assert one.encoded == 1
-    assert one.prompt_tokens <= 15 * one.own_tokens

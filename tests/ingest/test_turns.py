@@ -3,6 +3,8 @@ from __future__ import annotations
 import pytest
 
 from inferscale_sdk.errors import ConfigurationError
+from inferscale_sdk.ingest.default import default_window
+from inferscale_sdk.ingest.encoder import Encoder
 from inferscale_sdk.ingest.relatives import IndexRelatives
 from inferscale_sdk.ingest.turns import RelatedTurns
 from inferscale_sdk.ingest.windows import PrecedingTurns
@@ -80,3 +82,17 @@ def test_names_tell_strategies_apart():
 def test_bad_numbers_are_refused(kwargs):
     with pytest.raises(ConfigurationError, match=r"must be|negative"):
         RelatedTurns(**kwargs)
+
+
+def test_what_the_default_costs(store, add, engine, planner, relatives):
+    """Less together, as an import stores facts, than alone: a lone fact pays for its window."""
+    topics = ("boat", "cat", "rain", "bread", "chess")
+    said = "Ann said about {}: remark number {} of a long talk"
+    add(0, texts=[said.format(topics[i % 5], i) for i in range(200)])
+    done = Encoder(store, engine, planner, default_window().bound(relatives)).drain()
+    assert done.encoded == 200
+    assert done.prompt_tokens <= 3.3 * done.own_tokens
+    add(0, texts=[said.format("bread", 200)])
+    one = Encoder(store, engine, planner, default_window().bound(relatives)).drain()
+    assert one.encoded == 1
+    assert one.prompt_tokens <= 25 * one.own_tokens
