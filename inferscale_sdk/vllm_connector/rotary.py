@@ -12,6 +12,9 @@ from inferscale_sdk.rope.table import RotaryTable
 
 __all__ = ["engine_tables"]
 
+# Some pairs are slowed and others are not; a wrong base or factor of the others changes all pairs,
+# and the fast ones show it to the probe.
+_SCALED_BY_PAIR = frozenset({"llama3", "yarn"})
 # Of a cosine or sine: tables in bfloat16 are off by 0.004, and another rotation by up to 2.
 _SAME_ROW = 0.02
 # Of an angle: engines compute frequency and angle in float32, which shows in a long context (0.07
@@ -37,7 +40,7 @@ def engine_tables(
 
     Raises:
         IncompatibleModel: The engine has tables of a layer's shape, and none turns as ``specs``
-            say.
+            say; or it has none, and the probe could not see the difference.
     """
     shown = list(_shown())
     made: dict[RopeSpec, RotaryTable | None] = {}
@@ -75,6 +78,11 @@ def _matching(
     ]
     gaps = [_gap(spec, rows[:n_positions]) for rows in candidates]
     if not candidates:
+        if spec.variant in _SCALED_BY_PAIR:
+            raise IncompatibleModel(
+                f"the engine shows no rotary table for {spec}, and whether its slow pairs are "
+                "scaled as the configuration says shows only behind the probe's positions"
+            )
         return None
     best = min(range(len(candidates)), key=gaps.__getitem__)
     # Not "greater than": a NaN must fail too.

@@ -232,6 +232,27 @@ def test_a_wrong_rotation_never_reaches_an_answer(
     assert answer.report.status is InjectionStatus.TEXT
 
 
+def test_a_slow_pair_s_wrong_scaling_never_reaches_an_answer(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Within the probe's positions it is off by less than rounding is; far behind, by a turn."""
+    long = {"rope_parameters": {**LLAMA3, "original_max_position_embeddings": 8192}}
+    assert make("LlamaConfig", long).info().probe.status == "exact"
+    read = proving.layer_specs
+
+    def wrong(*args: Any) -> list[Any]:
+        return [
+            replace(spec, frequencies=(*spec.frequencies[:-1], spec.frequencies[-1] * 2))
+            for spec in read(*args)
+        ]
+
+    monkeypatch.setattr(proving, "layer_specs", wrong)
+    probe = make("LlamaConfig", long).info().probe
+    assert probe.max_key_error < proving.TOLERANCE
+    assert probe.status == "text_only"
+    assert "rotary parameters" in probe.reason
+
+
 def test_layers_in_the_wrong_order_never_reach_an_answer(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:

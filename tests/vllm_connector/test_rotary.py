@@ -88,6 +88,15 @@ def test_no_table_of_the_shape_says_nothing(engine_has, shown) -> None:
     assert rotary.engine_tables([SPEC], N, CPU) is None
 
 
+def test_what_the_probe_cannot_see_must_be_shown(engine_has) -> None:
+    slowed = RopeSpec.yarn(64, 10_000.0, factor=4.0, original_max_position=4096)
+    engine_has((True, rows(slowed)))
+    with pytest.raises(IncompatibleModel, match="shows no rotary table"):
+        rotary.engine_tables([slowed], N, CPU)
+    engine_has((False, rows(slowed)))
+    assert rotary.engine_tables([slowed], N, CPU) is not None
+
+
 def test_a_table_shorter_than_the_context_is_compared_but_not_used(engine_has) -> None:
     engine_has((False, rows(SPEC, 1000)))
     assert rotary.engine_tables([SPEC], N, CPU) is None

@@ -87,9 +87,36 @@ def prove(model: LoadedModel, runner: Runner, *, rope_theta: float | None = None
     data = read(cache, 0, PROBE_TOKENS).to(model.device)
     windows = families.windows(families.text_config(model.config), layout.n_layers)
     judgement = judge(data, candidates, names, tolerance=TOLERANCE, windows=windows)
-    tables = candidates[judgement.candidate]
-    return Proof(
-        judgement.verdict, layout, tables, _unrotated_error(data[:, KEY], unrotated, tables)
+    tables, verdict = candidates[judgement.candidate], judgement.verdict
+    fault = _frequency_fault(specs, model.module)
+    if verdict.status == "exact" and fault:
+        verdict = verdict.model_copy(update={"status": "text_only", "reason": fault})
+    return Proof(verdict, layout, tables, _unrotated_error(data[:, KEY], unrotated, tables))
+
+
+def _frequency_fault(specs: Sequence[RopeSpec | None], module: Any) -> str:
+    """What is wrong with the frequencies, empty if nothing is or the model does not show its own.
+
+    The probe sees the first few hundred positions. What slow pairs are off by, where a scaling is
+    not the model's, adds up behind them.
+    """
+    buffers = _frequency_buffers(module)
+    for spec in dict.fromkeys(specs):
+        if spec is None:
+            continue
+        shown = [buffer for buffer in buffers if len(buffer) == len(spec.frequencies)]
+        if shown and not any(_agrees(buffer, spec) for buffer in shown):
+            return (
+                f"the frequencies that follow from the rotary parameters in the model's "
+                f"configuration ({spec}) are not those the model has"
+            )
+    return ""
+
+
+def _agrees(buffer: torch.Tensor, spec: RopeSpec) -> bool:
+    ours = torch.from_numpy(spec.inv_freq())
+    return buffer.shape == ours.shape and torch.allclose(
+        buffer, ours, rtol=_SAME_FREQUENCY, atol=0.0
     )
 
 
@@ -163,10 +190,7 @@ def _as_the_model_has_it(spec: RopeSpec, buffers: Sequence[torch.Tensor]) -> Rop
 
     The last bits matter: at position 8,000 an error of one unit in float32 turns a pair by 5e-4.
     """
-    ours = torch.from_numpy(spec.inv_freq())
     for buffer in buffers:
-        if buffer.shape == ours.shape and torch.allclose(
-            buffer, ours, rtol=_SAME_FREQUENCY, atol=0.0
-        ):
+        if _agrees(buffer, spec):
             return replace(spec, frequencies=tuple(buffer.tolist()))
     return spec
