@@ -10,7 +10,6 @@ import os
 import signal
 import socket
 import socketserver
-import sqlite3
 import subprocess
 import sys
 import threading
@@ -93,7 +92,9 @@ def settled(watch: Watch, engine: VLLMEngine) -> None:
     for _ in range(3):  # what was lost is learnt in as many answers as there are gaps
         answer = watch.ask()
         watch.memory.wait_encoded(timeout=60, user_id="ada")
-    assert watch.outcome(answer) is EXACT
+    # Encoded anew, a fact may stand behind other facts than before: the words may differ.
+    assert answer.report.status is InjectionStatus.INJECTED
+    assert not_computed(answer) >= not_computed(watch.healthy)
     assert engine.stats().tiers["host"]["pinned_bytes"] == 0
 
 
@@ -328,13 +329,9 @@ def test_clients_disk_is_full(doomed: VLLMEngine, watch: Watch) -> None:
 
 def test_recall_file_is_rubbish(watch: Watch, tmp_path: Path) -> None:
     """Recall is gone under a running memory: the chat goes on, and the report says why."""
-    (path,) = (tmp_path / "memory").glob("recall*.db")
-    with contextlib.closing(sqlite3.connect(path)) as other:
-        for (table,) in other.execute(
-            "SELECT name FROM sqlite_master WHERE type = 'table' AND name LIKE 'item%'"
-        ).fetchall():
-            other.execute(f'DROP TABLE "{table}"')
-        other.commit()
+    for path in (tmp_path / "memory").glob("recall*.db*"):
+        path.write_bytes(b"rubbish" * 4000)
+    watch.memory.add("Shelf 99 is new.", user_id="ada")  # so that recall has to look
     answer = watch.ask()
     assert answer.text
     assert answer.report.reason
