@@ -98,7 +98,7 @@ def test_one_step_with_injected_and_plain_requests_pollutes_nothing(harness, sto
     key = key_of("polluted", harness.fingerprint, prompt, 0, 100)
     whole = harness.resident(segments[0][0])
     shelf = harness.worker._resident
-    other = Segment(key, whole.data.flip(2).contiguous(), 0, whole.token_digest)
+    other = Segment(key, whole.data.neg() * 2, 0, whole.token_digest)
     shelf[key] = other
     index = harness.scheduler._core.index
     index._resident[key] = index._resident[segments[0][0]]
