@@ -119,6 +119,7 @@ def test_a_stopped_run_goes_on_and_a_report_adds_up(life_file, model_path, tmp_p
     assert related.prompt_tokens == full.prompt_tokens == full.prefilled_tokens
     assert related.prefilled_tokens < full.prefilled_tokens / 2
     assert rows["related1/live2", "natural"].prefilled_tokens > related.prefilled_tokens
+    assert related.nll_difference.value == pytest.approx(related.nll - full.nll)
     assert 0 < related.kl < 5 and rows["again", "natural"].kl < 0.02
     assert all(row.f1 is not None and row.f1_difference is not None for row in report.rows)
     result = second.results["prompt"][Cell(5, "natural")]

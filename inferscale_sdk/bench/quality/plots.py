@@ -59,7 +59,7 @@ def _draw(report: QualityReport, path: Path) -> None:
     axes.axvline(0.0, color="grey", lw=0.5)
     axes.set_xlabel("useful information kept (1 = full prompt, 0 = another memory), 95 % interval")
     axes.set_title(f"{report.model}, {report.dtype}", fontsize=10)
-    axes.legend(fontsize=8)
+    figure.legend(loc="outside lower center", ncols=len(cells), fontsize=8)
     figure.savefig(path, dpi=130)
 
 

@@ -34,6 +34,7 @@ class Row:
         mean_of_conversations: Their average.
         by_category: The same for each category, with its count.
         nll: Mean over questions.
+        nll_difference: Arm less full prompt, paired.
         kl: Mean over questions, from the full prompt.
         prompt_tokens: Mean.
         prefilled_tokens: Mean.
@@ -50,6 +51,7 @@ class Row:
     mean_of_conversations: Interval
     by_category: Mapping[str, tuple[float, int]]
     nll: float
+    nll_difference: Interval
     kl: float
     prompt_tokens: float
     prefilled_tokens: float
@@ -70,6 +72,7 @@ class Row:
                 name: {"value": value, "n": n} for name, (value, n) in self.by_category.items()
             },
             "nll": self.nll,
+            "nll_difference": self.nll_difference.as_dict(),
             "kl": self.kl,
             "prompt_tokens": self.prompt_tokens,
             "prefilled_tokens": self.prefilled_tokens,
@@ -154,6 +157,7 @@ def _row(
         mean_of_conversations=bootstrap(groups, mean_of_groups, seed=seed),
         by_category=_by_category(results, full, other),
         nll=fmean(result.nll for result in results),
+        nll_difference=bootstrap(groups, _difference, seed=seed),
         kl=fmean(result.kl for result in results),
         prompt_tokens=fmean(result.prompt_tokens for result in results),
         prefilled_tokens=fmean(result.prefilled_tokens for result in results),
@@ -175,6 +179,11 @@ def _triples(
 
 def _pooled(groups: Mapping[str, Sequence[Triple]]) -> float:
     return useful_information([triple for part in groups.values() for triple in part])
+
+
+def _difference(groups: Mapping[str, Sequence[Triple]]) -> float:
+    """Mean of the arm's figure less the full prompt's."""
+    return fmean(arm - full for part in groups.values() for _, arm, full in part)
 
 
 def _by_category(
@@ -202,8 +211,4 @@ def _f1_difference(
         if ours is None or theirs is None:
             return None
         groups.setdefault(result.conversation, []).append((0.0, ours, theirs))
-    return bootstrap(
-        groups,
-        lambda drawn: fmean(ours - theirs for part in drawn.values() for _, ours, theirs in part),
-        seed=seed,
-    )
+    return bootstrap(groups, _difference, seed=seed)
