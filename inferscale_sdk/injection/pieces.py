@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import groupby
 
 import torch
 
+from inferscale_sdk.injection.fused import fits, turning_kernel
 from inferscale_sdk.injection.match import Wanted
 from inferscale_sdk.kv.layout import KEY, SegmentLayout
 from inferscale_sdk.kv.segment import Segment
@@ -71,12 +73,31 @@ def gather(
         CorruptSegment: A segment does not have this model's shape.
     """
     first, last = _extent(pieces)
-    data = _side_by_side(pieces, segments, layout, device).to(device, non_blocking=True)
-    old = _origins(pieces, segments).to(device)  # [token]
-    new = torch.arange(first, last, device=device)
-    if not torch.equal(old, new):
-        _turn(data[:, KEY], tables, old, new)
+    with _one_thread(device):
+        data = _side_by_side(pieces, segments, layout, device).to(device, non_blocking=True)
+        old = _origins(pieces, segments).to(device)  # [token]
+        new = torch.arange(first, last, device=device)
+        if not torch.equal(old, new):
+            _turn(data, tables, old, new)
     return data
+
+
+@contextmanager
+def _one_thread(device: torch.device) -> Iterator[None]:
+    """On a CPU this is a few milliseconds in hundreds of small steps.
+
+    Each would wake the other threads and wait for the last of them, which takes longer than what
+    it saves, and much longer on a processor that has something else to do.
+    """
+    threads = torch.get_num_threads()
+    if device.type != "cpu" or threads == 1:
+        yield
+        return
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _extent(pieces: Sequence[Piece]) -> tuple[int, int]:
@@ -116,19 +137,34 @@ def _origins(pieces: Sequence[Piece], segments: Mapping[str, Segment]) -> torch.
     return torch.cat(parts)
 
 
-def _turn(keys: torch.Tensor, tables: LayerTables, old: torch.Tensor, new: torch.Tensor) -> None:
-    """Turn keys ``[layer, token, kv_head, head_dim]`` in place, layers of one table at once."""
+def _turn(data: torch.Tensor, tables: LayerTables, old: torch.Tensor, new: torch.Tensor) -> None:
+    """Turn the keys of ``[layer, kv, token, kv_head, head_dim]`` in place.
+
+    Layers of one table are turned at once.
+    """
     start = 0
     for table, same in groupby(tables):
         stop = start + len(list(same))
         if table is not None:
-            cos, sin = table.moves(old, new)
-            rotate_into(
-                keys[start:stop],
-                keys[start:stop],
-                cos,
-                sin,
-                interleaved=table.spec.interleaved,
-                rotary_dim=table.spec.rotary_dim,
-            )
+            _turn_layers(data[start:stop], table, old, new)
         start = stop
+
+
+def _turn_layers(
+    data: torch.Tensor, table: RotaryTable, old: torch.Tensor, new: torch.Tensor
+) -> None:
+    cos, sin = table.moves(old, new)
+    if fits(data, interleaved=table.spec.interleaved):
+        kernel = turning_kernel()
+        if kernel is not None:
+            kernel(data, cos, sin)
+            return
+    keys = data[:, KEY]  # [layer, token, kv_head, head_dim]
+    rotate_into(
+        keys,
+        keys,
+        cos,
+        sin,
+        interleaved=table.spec.interleaved,
+        rotary_dim=table.spec.rotary_dim,
+    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from inferscale_sdk.injection.fused import turning_kernel
 from inferscale_sdk.injection.pieces import gather
 from inferscale_sdk.kv.segment import Segment
 from inferscale_sdk.rope.table import RotaryTable
@@ -28,6 +29,8 @@ class Loader:
     def __init__(self, stack: LayerStack, tables: tuple[RotaryTable | None, ...]) -> None:
         self._stack = stack
         self.tables = tables
+        if stack.device.type == "cpu":
+            turning_kernel()  # compiled now, so that no request waits for it
 
     def load(self, plan: LoadPlan, segments: Mapping[str, Segment]) -> None:
         """Write one request's pieces into its pages.
