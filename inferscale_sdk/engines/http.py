@@ -26,7 +26,7 @@ __all__ = ["HttpClient"]
 _FIRST_RETRY_SECONDS = 0.1
 # Servers close idle connections after 5 s. Giving them up earlier avoids sending a request into
 # one that is being closed.
-_KEEPALIVE_SECONDS = 4.0
+_KEEPALIVE_SECONDS = 2.0
 _GATEWAY_STATUSES = frozenset({502, 503, 504})
 _END = "[DONE]"
 

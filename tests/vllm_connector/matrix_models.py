@@ -21,6 +21,7 @@ BASE: dict[str, Any] = {
     "tie_word_embeddings": False,
 }
 EXPERTS = {"num_experts_per_tok": 2, "head_dim": 64}
+MIXED = ["sliding_attention", "full_attention"] * 2
 GPTJ = {"n_embd": 256, "n_layer": 4, "n_head": 4, "n_positions": 4096, "rotary_dim": 32}
 GPTJ |= {k: BASE[k] for k in ("vocab_size", "bos_token_id", "eos_token_id")}
 
@@ -136,12 +137,12 @@ FAMILIES: dict[str, Case] = {
     "gemma3": Case(
         "Gemma 3 (two bases, window shorter than the memory)",
         "Gemma3TextConfig",
-        {**GEMMA, "sliding_window": 256},
+        {**GEMMA, "sliding_window": 256, "layer_types": MIXED},
     ),
     "gemma3-long": Case(
         "Gemma 3 (two bases, window longer than the memory)",
         "Gemma3TextConfig",
-        {**GEMMA, "sliding_window": 2048},
+        {**GEMMA, "sliding_window": 2048, "layer_types": MIXED},
     ),
     "qwen3-moe": Case(
         "Qwen3-MoE",

@@ -136,8 +136,9 @@ def break_on_purpose(case: Case) -> None:
             return spec.with_theta(7_000.0)
         if case.fault == "wrong pairing":
             return replace(spec, interleaved=not spec.interleaved)
-        slower = tuple(f * 0.5 for f in spec.frequencies[-8:])
-        return replace(spec, frequencies=spec.frequencies[:-8] + slower)
+        half = len(spec.frequencies) // 2  # the slow pairs, which scaling changes
+        slower = tuple(f * 0.5 for f in spec.frequencies[half:])
+        return replace(spec, frequencies=spec.frequencies[:half] + slower)
 
     if case.fault == "layers swapped":
         write = layers.LayerStack.write
