@@ -63,7 +63,7 @@ def spread(cell: Mapping[str, Any] | None, digits: int = 0) -> str:
 
 
 def _ttft(result: Mapping[str, Any]) -> list[Table]:
-    cells: Mapping[str, Mapping[str, Any]] = result["cells"]
+    cells = {arm: result["cells"][arm] for arm in ARM_NAMES if arm in result["cells"]}
     ks = sorted({k for row in cells.values() for k in row}, key=lambda k: int(k[1:]))
     head = ["arm", *(f"k={k[1:]}" for k in ks)]
 

@@ -18,7 +18,7 @@ def test_the_tables_are_those_of_the_results():
     page = (DOCS / "performance.md").read_text(encoding="utf-8")
 
     assert filled(page, DOCS / "performance") == page
-    assert len(re.findall("<!-- bench ", page)) >= 5
+    assert len(re.findall("<!-- bench ", page)) >= 2
 
 
 def test_every_result_on_the_page_that_injected_is_proved():
