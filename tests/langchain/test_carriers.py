@@ -29,7 +29,7 @@ from langchain_core.runnables.history import RunnableWithMessageHistory
 from langchain_core.tools import create_retriever_tool
 
 from inferscale_sdk import Memory
-from inferscale_sdk.demo.counters import EXTERNAL_HITS, read_counter, settled_counter
+from inferscale_sdk.bench.speed.counters import EXTERNAL_HITS, read_counter, settled_counter
 from langchain_inferscale import (
     InferScaleLLM,
     InferScaleMemory,
