@@ -718,13 +718,14 @@ def _(scene: Scene) -> Outcome:
 
 @case("load", "segment evicted between claim and load", "load", TEXT, Reason.MISSING)
 def _(scene: Scene) -> Outcome:
-    load = scene.harness.worker._loader.load
+    worker = scene.harness.worker
+    load = worker.load
 
-    def evicted(plan: Any, resident: Any) -> None:
-        del resident[scene.victim]
-        load(plan, resident)
+    def evicted() -> None:
+        worker._resident.discard(scene.victim)
+        load()
 
-    scene.patch.setattr(scene.harness.worker._loader, "load", evicted)
+    scene.patch.setattr(worker, "load", evicted)
     out = scene.ask()
     scene.harness.scheduler._core.index.remove([scene.victim])
     return out
