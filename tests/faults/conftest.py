@@ -21,16 +21,21 @@ QUESTION = "Where did my friend Dee move to?"
 
 
 @pytest.fixture(scope="session")
-def doomed(model_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[VLLMEngine]:
+def doomed_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where that server keeps KV (``kv``) and its log."""
+    return tmp_path_factory.mktemp("doomed")
+
+
+@pytest.fixture(scope="session")
+def doomed(model_path: Path, doomed_folder: Path) -> Iterator[VLLMEngine]:
     """A server of its own for tests that end it; each leaves it running."""
     from inferscale_sdk import VLLMEngine
 
-    folder = tmp_path_factory.mktemp("doomed")
     engine = VLLMEngine.launch(
         model_path,
         served_model_name="smollm2",
-        disk_path=folder / "kv",
-        log_path=folder / "server.log",
+        disk_path=doomed_folder / "kv",
+        log_path=doomed_folder / "server.log",
         max_model_len=2048,
         timeout_seconds=30,
     )

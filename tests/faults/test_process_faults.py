@@ -9,13 +9,12 @@ import contextlib
 import os
 import signal
 import socket
-import socketserver
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +22,7 @@ import pytest
 
 from inferscale_sdk.errors import EngineError, InferScaleError, StoreFull
 from inferscale_sdk.testing.fault_matrix import FaultCell, FaultOutcome
+from inferscale_sdk.testing.proxy import proxy
 from inferscale_sdk.types import InjectionStatus
 
 if TYPE_CHECKING:
@@ -84,6 +84,17 @@ class Watch:
 @pytest.fixture
 def watch(doomed: VLLMEngine, remember, record_fault, request) -> Watch:
     return Watch(remember(doomed), record_fault, f"Visit {request.node.name[5:25]}:")
+
+
+@contextmanager
+def asking(watch: Watch, engine: VLLMEngine) -> Iterator[None]:
+    """Questions go to another engine for the length of a block."""
+    sender = watch.memory._parts.serving.sender
+    here, sender._engine = sender._engine, engine
+    try:
+        yield
+    finally:
+        sender._engine = here
 
 
 def settled(watch: Watch, engine: VLLMEngine) -> None:
@@ -149,9 +160,11 @@ def test_server_hangs(doomed: VLLMEngine, watch: Watch) -> None:
 
 
 @pytest.mark.slow
-def test_server_starts_with_an_empty_folder(doomed: VLLMEngine, watch: Watch) -> None:
+def test_server_starts_with_an_empty_folder(
+    doomed: VLLMEngine, watch: Watch, doomed_folder: Path
+) -> None:
     doomed.kill()
-    for path in _disk_of(doomed).rglob("*.ifs"):
+    for path in (doomed_folder / "kv").rglob("*.ifs"):
         path.unlink()
     doomed.restart()
     watch.cell(("server", "started again without its disk", "question"), TEXT, watch.ask)
@@ -160,70 +173,28 @@ def test_server_starts_with_an_empty_folder(doomed: VLLMEngine, watch: Watch) ->
 
 @pytest.mark.slow
 def test_two_servers_on_one_folder(
-    doomed: VLLMEngine, watch: Watch, remember, model_path: Path, tmp_path: Path
+    doomed: VLLMEngine, watch: Watch, doomed_folder: Path, model_path: Path, tmp_path: Path
 ) -> None:
     from inferscale_sdk import VLLMEngine
 
     with VLLMEngine.launch(
         model_path,
         served_model_name="smollm2",
-        disk_path=_disk_of(doomed),
+        disk_path=doomed_folder / "kv",
         log_path=tmp_path / "second.log",
         max_model_len=2048,
     ) as second:
         second.info()
-        here = watch.memory.engine
-        watch.memory._parts.serving.sender._engine = second
-        try:
+        with asking(watch, second):
             fault = ("two servers", "one folder, encoded by the other one", "question")
             watch.cell(fault, EXACT, watch.ask)
             assert second.stats().counters.get("captured_segments", 0) == 0
-        finally:
-            watch.memory._parts.serving.sender._engine = here
         second.kill()
         watch.cell(("two servers", "one folder, the other killed", "question"), EXACT, watch.ask)
     settled(watch, doomed)
 
 
-def _disk_of(engine: VLLMEngine) -> Path:
-    import json
-
-    argv = engine._server._argv
-    config = json.loads(argv[argv.index("--kv-transfer-config") + 1])
-    return Path(config["kv_connector_extra_config"]["disk_path"])
-
-
 # -- the network ---------------------------------------------------------------------------------
-
-
-@contextmanager
-def cut_after(target: int, n_bytes: int) -> Iterator[int]:
-    """A port before another that resets connections after so many bytes of answer."""
-
-    class Handler(socketserver.BaseRequestHandler):
-        def handle(self) -> None:
-            left = n_bytes
-            with socket.create_connection(("127.0.0.1", target)) as upstream:
-                threading.Thread(target=self.forth, args=(upstream,), daemon=True).start()
-                with contextlib.suppress(OSError):
-                    while left > 0 and (data := upstream.recv(256)):
-                        self.request.sendall(data[:left])
-                        left -= len(data)
-                linger = b"\x01\x00\x00\x00\x00\x00\x00\x00"  # closing resets
-                self.request.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
-
-        def forth(self, upstream: socket.socket) -> None:
-            with contextlib.suppress(OSError):
-                while data := self.request.recv(65_536):
-                    upstream.sendall(data)
-
-    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler) as server:
-        server.daemon_threads = True
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        try:
-            yield server.server_address[1]
-        finally:
-            server.shutdown()
 
 
 @pytest.mark.parametrize(
@@ -233,8 +204,11 @@ def cut_after(target: int, n_bytes: int) -> Iterator[int]:
 def test_connection_reset(doomed: VLLMEngine, watch: Watch, n_bytes: int) -> None:
     from inferscale_sdk import VLLMEngine
 
+    def cut(sent: int, upstream: socket.socket) -> bytes | None:
+        return upstream.recv(256)[: n_bytes - sent] if sent < n_bytes else None
+
     port = int(doomed.base_url.rsplit(":", 1)[1])
-    with cut_after(port, n_bytes) as between:
+    with proxy(port, cut) as between:
         broken = VLLMEngine(
             f"http://127.0.0.1:{between}",
             tokenizer=doomed.tokenizer,
@@ -242,14 +216,9 @@ def test_connection_reset(doomed: VLLMEngine, watch: Watch, n_bytes: int) -> Non
             retries=0,
         )
         broken._info = doomed.info()
-        here = watch.memory._parts.serving.sender._engine
-        watch.memory._parts.serving.sender._engine = broken
-        try:
+        with closing(broken), asking(watch, broken):
             fault = ("network", f"connection reset after {n_bytes} bytes", "answer")
             watch.cell(fault, ERROR, watch.ask)
-        finally:
-            watch.memory._parts.serving.sender._engine = here
-            broken.close()
     settled(watch, doomed)
 
 
@@ -343,23 +312,20 @@ def test_recall_file_is_rubbish(watch: Watch, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_secret_does_not_match(doomed: VLLMEngine, watch: Watch, model_path: Path, tmp_path: Path):
+def test_secret_does_not_match(
+    doomed: VLLMEngine, watch: Watch, doomed_folder: Path, model_path: Path, tmp_path: Path
+) -> None:
     """A server with a secret, a client without: nothing is injected, everything is answered."""
     from inferscale_sdk import VLLMEngine
 
     with VLLMEngine.launch(
         model_path,
         served_model_name="smollm2",
-        disk_path=_disk_of(doomed),
+        disk_path=doomed_folder / "kv",
         log_path=tmp_path / "secret.log",
         max_model_len=2048,
         secret="only the server knows",
     ) as guarded:
         stranger = VLLMEngine(guarded.base_url, tokenizer=doomed.tokenizer, secret=b"a guess")
-        here = watch.memory._parts.serving.sender._engine
-        watch.memory._parts.serving.sender._engine = stranger
-        try:
+        with closing(stranger), asking(watch, stranger):
             watch.cell(("client", "wrong secret", "question"), TEXT, watch.ask)
-        finally:
-            watch.memory._parts.serving.sender._engine = here
-            stranger.close()

@@ -94,14 +94,17 @@ def test_server_gone_is_a_clear_error_and_comes_back(doomed: VLLMEngine, remembe
     assert memory.count(user_id="ada") == 8
 
 
-def test_segment_files_lost_are_prefilled_then_encoded_again(doomed: VLLMEngine, remember) -> None:
+def test_segment_files_lost_are_prefilled_then_encoded_again(
+    doomed: VLLMEngine, remember, doomed_folder: Path
+) -> None:
     memory = remember(doomed)
     memory.add([f"Third visit: {fact}" for fact in FACTS[:20]], user_id="ada")
     assert memory.wait_encoded(timeout=60, user_id="ada")
     whole = answer(memory)
     assert whole.report.status is InjectionStatus.INJECTED
     doomed.kill()
-    files = sorted(_disk_of(doomed).rglob("*.ifs"), key=lambda path: path.stat().st_mtime)[-20:]
+    files = sorted((doomed_folder / "kv").rglob("*.ifs"), key=lambda path: path.stat().st_mtime)
+    files = files[-20:]
     for i, path in enumerate(files):
         if i % 3 == 0:
             path.unlink()
@@ -123,14 +126,6 @@ def test_segment_files_lost_are_prefilled_then_encoded_again(doomed: VLLMEngine,
         healed = answer(memory)
         memory.wait_encoded(timeout=60, user_id="ada")
     assert healed.report.status is InjectionStatus.INJECTED
-
-
-def _disk_of(engine: VLLMEngine) -> Path:
-    import json
-
-    argv = engine._server._argv
-    config = json.loads(argv[argv.index("--kv-transfer-config") + 1])
-    return Path(config["kv_connector_extra_config"]["disk_path"])
 
 
 def test_client_leaving_in_mid_stream(doomed: VLLMEngine, remember) -> None:

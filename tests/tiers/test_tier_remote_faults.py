@@ -7,13 +7,13 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from inferscale_sdk.errors import StoreError
 from inferscale_sdk.kv.quantize import StorageDtype
+from inferscale_sdk.testing.proxy import proxy
 from inferscale_sdk.testing.redis_server import RedisServer, running_redis
 from inferscale_sdk.testing.tier_suite import make_key, make_segment
 from inferscale_sdk.tiers.breaker import Breaker, Deadline, Late
@@ -207,62 +207,6 @@ def test_a_deletion_during_a_write_wins(tier: RemoteTier, objects: DictObjects) 
     assert objects.data == {}
 
 
-@contextmanager
-def proxy(target: int, pass_on: Callable[[int, socket.socket], bytes | None]) -> Iterator[int]:
-    """A port before another; ``pass_on(sent so far, upstream)`` gives what goes back, or cuts."""
-    listener = socket.create_server(("127.0.0.1", 0))
-    listener.settimeout(0.1)
-    over = threading.Event()
-
-    def serve(client: socket.socket) -> None:
-        with client, socket.create_connection(("127.0.0.1", target)) as upstream:
-            client.settimeout(0.05)
-            upstream.settimeout(0.05)
-            sent = 0
-            while not over.is_set():
-                try:
-                    data = client.recv(1 << 16)
-                    if not data:
-                        return
-                    upstream.sendall(data)
-                except TimeoutError:
-                    pass
-                except OSError:
-                    return
-                try:
-                    answer = pass_on(sent, upstream)
-                    if answer is None:
-                        linger = b"\x01\x00\x00\x00\x00\x00\x00\x00"  # closing resets
-                        client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
-                        return
-                    client.sendall(answer)
-                    sent += len(answer)
-                except TimeoutError:
-                    pass
-                except OSError:
-                    return
-
-    def accept() -> None:
-        while not over.is_set():
-            try:
-                client, _ = listener.accept()
-            except TimeoutError:
-                continue
-            thread = threading.Thread(target=serve, args=(client,), daemon=True)
-            thread.start()
-            threads.append(thread)
-
-    threads = [threading.Thread(target=accept, daemon=True)]
-    threads[0].start()
-    try:
-        yield listener.getsockname()[1]
-    finally:
-        over.set()
-        for thread in threads:
-            thread.join(5)
-        listener.close()
-
-
 def through(port: int, limits: RemoteLimits = FAST) -> RemoteTier:
     return RemoteTier(open_objects(f"redis://127.0.0.1:{port}/0", limits), "model", limits=limits)
 
@@ -289,6 +233,7 @@ def test_a_transfer_that_drips_is_given_up_after_the_limit(redis_server: RedisSe
         straight.put(SEGMENT)
 
     def drip(sent: int, upstream: socket.socket) -> bytes | None:
+        time.sleep(0.05)
         return upstream.recv(20 if sent > 200 else 4096)
 
     with proxy(redis_server.port, drip) as port, through(port) as tier:

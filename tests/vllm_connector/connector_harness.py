@@ -85,6 +85,48 @@ class Harness:
         core = self.llm.llm_engine.engine_core.engine_core
         return core.scheduler.connector.scheduler
 
+    @property
+    def _vllm_scheduler(self) -> Any:
+        return self.llm.llm_engine.engine_core.engine_core.scheduler
+
+    def free_blocks(self) -> int:
+        """Blocks of vLLM's cache that no request holds."""
+        return int(self._vllm_scheduler.kv_cache_manager.block_pool.get_num_free_blocks())
+
+    @contextmanager
+    def few_blocks(self, n: int) -> Iterator[list[str]]:
+        """All free blocks but ``n`` are taken; ids of requests that are preempted for want of them.
+
+        For the length of a block of code, on an empty prefix cache.
+        """
+        scheduler, preempted = self._vllm_scheduler, list[str]()
+        scheduler.kv_cache_manager.reset_prefix_cache()
+        pool, preempt = scheduler.kv_cache_manager.block_pool, scheduler._preempt_request
+
+        def spy(request: Any, *args: Any, **kwargs: Any) -> Any:
+            preempted.append(request.request_id)
+            return preempt(request, *args, **kwargs)
+
+        held = pool.get_new_blocks(pool.get_num_free_blocks() - n)
+        scheduler._preempt_request = spy
+        try:
+            yield preempted
+        finally:
+            scheduler._preempt_request = preempt
+            pool.free_blocks(held)
+
+    def leftovers(self) -> list[str]:
+        """What the connector still holds on to, though no request runs."""
+        half = self.scheduler
+        found = {
+            "pinned": half._core.index.stats()["pinned_bytes"],
+            "jobs": half._jobs,
+            "leaving": half._leaving,
+            "loads": half._core.loads,
+            "reading": self.worker._reading,
+        }
+        return [name for name, left in found.items() if left]
+
     def encode_text(self, text: str) -> list[int]:
         return self.llm.get_tokenizer().encode(text, add_special_tokens=False)
 

@@ -191,34 +191,20 @@ def test_one_token_answers_are_reported_by_stats(harness, memory) -> None:
 
 
 @pytest.mark.field_fault(3)
-def test_preempted_requests_inject_again(harness, prose, monkeypatch) -> None:
+def test_preempted_requests_inject_again(harness, prose) -> None:
     """More requests than the cache has blocks: vLLM preempts, and asks the connector again."""
-    scheduler = harness.llm.llm_engine.engine_core.engine_core.scheduler
-    pool = scheduler.kv_cache_manager.block_pool
     bounds = [(0, 300), (300, 620)]
     prompt = prose[:640]
     keys = harness.encode(prompt, bounds, tag="preempt")
     segments = [(key, b - a) for key, (a, b) in zip(keys, bounds, strict=True)]
     alone = harness.inject(prompt, segments, n=150)
-    scheduler.kv_cache_manager.reset_prefix_cache()
-    preempted = []
-    preempt = scheduler._preempt_request
-
-    def spy(request, *args, **kwargs):
-        preempted.append(request.request_id)
-        return preempt(request, *args, **kwargs)
-
-    monkeypatch.setattr(scheduler, "_preempt_request", spy)
-    held = pool.get_new_blocks(pool.get_num_free_blocks() - 36)
-    try:
+    with harness.few_blocks(36) as preempted:
         outs = harness.ask_many([(prompt, *harness.inject_op(segments)) for _ in range(6)], n=150)
-        assert preempted, "the cache was not small enough to preempt"
-        for out in outs:
-            # After a preemption some blocks may be found in vLLM's own cache.
-            assert out.answer["claimed_tokens"] + out.answer["local_tokens"] == 620
-        assert {tuple(out.token_ids[:20]) for out in outs} == {tuple(alone.token_ids[:20])}
-    finally:
-        pool.free_blocks(held)
+    assert preempted, "the cache was not small enough to preempt"
+    for out in outs:
+        # After a preemption some blocks may be found in vLLM's own cache.
+        assert out.answer["claimed_tokens"] + out.answer["local_tokens"] == 620
+    assert {tuple(out.token_ids[:20]) for out in outs} == {tuple(alone.token_ids[:20])}
     assert harness.scheduler._core.index.stats()["pinned_bytes"] == 0
 
 
