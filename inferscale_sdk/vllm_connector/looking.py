@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from concurrent.futures import Executor
+
+from inferscale_sdk.vllm_connector.metadata import Located, Order
 
 __all__ = ["Looker"]
 
@@ -26,27 +28,32 @@ class Looker:
         self._executor = executor
         self._below = below
         self._lock = threading.Lock()
-        self._found: list[tuple[str, tuple[str, ...]]] = []
+        self._found: list[Located] = []
 
-    def start(self, keys: Sequence[str], in_memory: Collection[str]) -> None:
-        """Look for keys; ``in_memory`` are those that lie in host memory now."""
-        self._executor.submit(self._look, tuple(keys), frozenset(in_memory))
+    def start(self, order: Order, in_memory: Collection[str]) -> None:
+        """Look for an order's keys; ``in_memory`` are those that lie in host memory now."""
+        self._executor.submit(self._look, order, frozenset(in_memory))
 
-    def take(self) -> list[tuple[str, tuple[str, ...]]]:
+    def take(self) -> list[Located]:
         """What was found since the last call: every key with its places, which may be none."""
         with self._lock:
             found, self._found = self._found, []
         return found
 
-    def _look(self, keys: tuple[str, ...], in_memory: frozenset[str]) -> None:
+    def _look(self, order: Order, in_memory: frozenset[str]) -> None:
         try:
-            places = self._below(keys)
+            places = self._below(order.keys)
         except Exception:
             # Nobody must take for gone what could not be looked for.
             log.exception("inferscale: looking for segments failed")
-            places = dict.fromkeys(keys, ("unknown",))
+            places = dict.fromkeys(order.keys, ("unknown",))
         found = [
-            (key, (*(["host"] if key in in_memory else []), *places.get(key, ()))) for key in keys
+            Located(
+                order.serial,
+                key,
+                (*(["host"] if key in in_memory else []), *places.get(key, ())),
+            )
+            for key in order.keys
         ]
         with self._lock:
             self._found += found

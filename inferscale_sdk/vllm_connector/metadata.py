@@ -26,6 +26,9 @@ __all__ = [
     "Hello",
     "LoadPlan",
     "Loaded",
+    "Located",
+    "Order",
+    "Probed",
     "Span",
     "Staged",
     "WorkerReport",
@@ -70,12 +73,23 @@ class CaptureStep:
     spans: tuple[Span, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Order:
+    """Something that every rank does with each of ``keys``, and reports on with ``serial``.
+
+    One key may be in several orders at once, so what a rank says counts for its own order only.
+    """
+
+    serial: int
+    keys: tuple[str, ...]
+
+
 @dataclass
 class Commands(KVConnectorMetadata):  # type: ignore[misc]
-    """Scheduler to worker, in order of execution: forget, evict, stage, load, capture."""
+    """Scheduler to worker, in order of execution: load, capture, forget, evict, stage, locate."""
 
-    forget: tuple[str, ...] = ()
-    locate: tuple[str, ...] = ()
+    forget: tuple[Order, ...] = ()
+    locate: tuple[Order, ...] = ()
     """Looked for after everything else of the step is done."""
     evict: tuple[str, ...] = ()
     stage: tuple[str, ...] = ()
@@ -142,11 +156,30 @@ class Loaded:
 
 @dataclass(frozen=True, slots=True)
 class Forgotten:
-    """A key is gone, was never there, or could not be removed from some tier."""
+    """A key is gone, was never there, or could not be removed from some tier of this rank."""
 
+    serial: int
     key: str
     existed: bool
     failed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Located:
+    """Where a key lies on this rank; nowhere if ``places`` is empty."""
+
+    serial: int
+    key: str
+    places: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Probed:
+    """What the probe of a request found on one rank."""
+
+    request_id: str
+    rank: int
+    verdict: ProbeVerdict
 
 
 @dataclass
@@ -158,8 +191,8 @@ class WorkerReport(KVConnectorWorkerMetadata):  # type: ignore[misc]
     captured: list[Captured] = field(default_factory=list)
     loaded: list[Loaded] = field(default_factory=list)
     forgotten: list[Forgotten] = field(default_factory=list)
-    located: list[tuple[str, tuple[str, ...]]] = field(default_factory=list)
-    probes: list[tuple[str, ProbeVerdict]] = field(default_factory=list)
+    located: list[Located] = field(default_factory=list)
+    probes: list[Probed] = field(default_factory=list)
     counters: dict[str, int] = field(default_factory=dict)
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> WorkerReport:

@@ -297,11 +297,11 @@ class SchedulerHalf:
         for forgotten in report.forgotten:
             for job in self._jobs.values():
                 job.forgotten(forgotten)
-        for key, places in report.located:
+        for located in report.located:
             for job in self._jobs.values():
-                job.located(key, places)
-        for _, verdict in report.probes:
-            core.judge(verdict)
+                job.located(located)
+        for probed in report.probes:
+            core.judge(probed)
         for name, value in report.counters.items():
             core.count(name, value)
 

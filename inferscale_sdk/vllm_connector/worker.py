@@ -5,8 +5,10 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -31,6 +33,8 @@ from inferscale_sdk.vllm_connector.metadata import (
     Hello,
     Loaded,
     LoadPlan,
+    Order,
+    Probed,
     Staged,
     WorkerReport,
 )
@@ -80,13 +84,13 @@ class WorkerHalf:
         self._config = config
         self._vllm_config = vllm_config
         self._identity = identity
-        self._world_size = world_size
+        self._rank, self._world_size = rank, world_size
         self._resident: Shelf = make_shelf(config.host_dtype)
         division = division_of(vllm_config.parallel_config)
         self._below = open_below(config, identity.fingerprint, rank, division)
         self._readers = ThreadPoolExecutor(READER_THREADS, thread_name_prefix="inferscale-read")
         self._reading: set[str] = set()
-        self._forgetting: dict[str, bool] = {}
+        self._forgetting: Counter[str] = Counter()
         self._read: list[tuple[str, Segment | None]] = []
         self._looker = Looker(self._readers, self._places_below)
         self._news = threading.Condition()
@@ -202,13 +206,13 @@ class WorkerHalf:
         for key in commands.evict:
             self._resident.discard(key)
         self._finish_captures()
-        for key in commands.forget:
-            self._forget(key)
+        for order in commands.forget:
+            self._forget(order)
         for key in commands.stage:
             self._start_read(key)
         self._collect_reads(wait=commands.idle)
-        if commands.locate:
-            self._looker.start(commands.locate, self._in_memory(commands.locate))
+        for order in commands.locate:
+            self._looker.start(order, self._in_memory(order.keys))
         self._report.located += self._looker.take()
         self._commands = Commands()
 
@@ -238,7 +242,8 @@ class WorkerHalf:
             log.error("inferscale: a capture failed", exc_info=self._recorder.error)
         for request_id, span, segment in self._recorder.disarm():
             if span.key.startswith(PROBE_KEY):
-                self._report.probes.append((request_id, self._judge(segment)))
+                verdict = self._judge(segment)
+                self._report.probes.append(Probed(request_id, self._rank, verdict))
             else:
                 self._report.captured.append(self._keep(request_id, segment))
 
@@ -288,33 +293,37 @@ class WorkerHalf:
 
     # -- tiers -------------------------------------------------------------------------------
 
-    def _forget(self, key: str) -> None:
+    def _forget(self, order: Order) -> None:
         """Out of memory at once, and out of the tiers below aside: another machine takes time."""
-        existed = self._resident.discard(key)
+        keys = set(order.keys)
         with self._news:
-            # A read under way must not bring the key back, nor one that is not collected yet.
-            self._reading.discard(key)
-            self._read = [(k, None if k == key else segment) for k, segment in self._read]
-            self._forgetting[key] = existed
-        if self._below is None:
-            self._forgotten(key, existed=False, failed=False)
-        else:
-            self._readers.submit(self._forget_below, key, self._below)
+            # A read under way must not bring a key back, nor one that is not collected yet.
+            self._reading -= keys
+            self._read = [(k, None if k in keys else segment) for k, segment in self._read]
+            self._forgetting.update(keys)
+        for key in order.keys:
+            existed = self._resident.discard(key)
+            if self._below is None:
+                self._forgotten(Forgotten(order.serial, key, existed))
+            else:
+                gone = Forgotten(order.serial, key, existed)
+                self._readers.submit(self._forget_below, gone, self._below)
 
-    def _forget_below(self, key: str, below: Tier) -> None:
-        existed, failed = False, False
+    def _forget_below(self, gone: Forgotten, below: Tier) -> None:
         try:
-            existed = below.delete_everywhere(key) > 0
+            gone = replace(gone, existed=below.delete_everywhere(gone.key) > 0 or gone.existed)
         except Exception:
             log.exception("inferscale: a segment could not be removed from every tier")
             self._count("forget_failures")
-            failed = True
-        self._forgotten(key, existed=existed, failed=failed)
+            gone = replace(gone, failed=True)
+        self._forgotten(gone)
 
-    def _forgotten(self, key: str, *, existed: bool, failed: bool) -> None:
+    def _forgotten(self, gone: Forgotten) -> None:
         with self._news:
-            existed = self._forgetting.pop(key, False) or existed
-            self._report.forgotten.append(Forgotten(key, existed, failed))
+            self._forgetting[gone.key] -= 1
+            if not self._forgetting[gone.key]:
+                del self._forgetting[gone.key]
+            self._report.forgotten.append(gone)
             self._news.notify()
 
     def _places_below(self, keys: Collection[str]) -> dict[str, tuple[str, ...]]:

@@ -25,7 +25,15 @@ from inferscale_sdk.vllm_connector.config import ConnectorConfig
 from inferscale_sdk.vllm_connector.index import SegmentIndex
 from inferscale_sdk.vllm_connector.jobs.base import Core
 from inferscale_sdk.vllm_connector.jobs.inject import InjectJob
-from inferscale_sdk.vllm_connector.metadata import Captured, Commands, Loaded, LoadPlan, Staged
+from inferscale_sdk.vllm_connector.metadata import (
+    Captured,
+    Commands,
+    Forgotten,
+    Loaded,
+    LoadPlan,
+    Order,
+    Staged,
+)
 from inferscale_sdk.vllm_connector.scheduler import SchedulerHalf, _Refused
 from inferscale_sdk.vllm_connector.worker import WorkerHalf
 
@@ -76,11 +84,11 @@ def test_a_key_that_was_read_and_then_forgotten_does_not_come_back(worker: Worke
             break
         time.sleep(0.002)
     assert worker._read == [(KEY, make_segment("a"))]
-    report = step(worker, forget=(KEY,))
+    report = step(worker, forget=(Order(3, (KEY,)),))
     assert KEY not in worker._resident
     assert [staged.reason for staged in report.staged] == [Reason.MISSING]
     forgotten = list(report.forgotten) or reports(worker, "forgotten")
-    assert [(one.key, one.existed, one.failed) for one in forgotten] == [(KEY, True, False)]
+    assert forgotten == [Forgotten(3, KEY, existed=True, failed=False)]
     assert not worker._below.contains(KEY)
     assert KEY not in worker._resident
 

@@ -7,6 +7,7 @@ some of its prompt, and at the end ``answer``. After a preemption it starts agai
 
 from __future__ import annotations
 
+import itertools
 from abc import ABC, abstractmethod
 from collections import OrderedDict
 from dataclasses import dataclass, field
@@ -14,10 +15,19 @@ from typing import TYPE_CHECKING
 
 from inferscale_sdk.protocol import InjectAnswer, ProbeVerdict, Reason
 from inferscale_sdk.vllm_connector.index import SegmentIndex
-from inferscale_sdk.vllm_connector.metadata import CaptureStep, Forgotten, Hello, Loaded, LoadPlan
+from inferscale_sdk.vllm_connector.metadata import (
+    CaptureStep,
+    Forgotten,
+    Hello,
+    Loaded,
+    LoadPlan,
+    Located,
+    Order,
+    Probed,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from pydantic import BaseModel
 
@@ -25,6 +35,8 @@ if TYPE_CHECKING:
     from inferscale_sdk.vllm_connector.identity import ModelIdentity
 
 __all__ = ["Core", "Job"]
+
+MAX_OPEN_PROBES = 64
 
 
 @dataclass
@@ -38,25 +50,40 @@ class Core:
     verdict: ProbeVerdict = field(default_factory=ProbeVerdict)
     counters: dict[str, int] = field(default_factory=dict)
     reports: OrderedDict[str, InjectAnswer] = field(default_factory=OrderedDict)
-    forget: list[str] = field(default_factory=list)
-    locate: list[str] = field(default_factory=list)
+    forget: list[Order] = field(default_factory=list)
+    locate: list[Order] = field(default_factory=list)
     loads: list[LoadPlan] = field(default_factory=list)
+    probes: OrderedDict[str, dict[int, ProbeVerdict]] = field(default_factory=OrderedDict)
+    """Of probes that not every rank has judged yet: the verdicts by rank."""
+    _serials: Iterator[int] = field(default_factory=itertools.count)
 
     def count(self, name: str, by: int = 1) -> None:
         """Add to a counter."""
         self.counters[name] = self.counters.get(name, 0) + by
 
+    def new_serial(self) -> int:
+        """A number that no order to the workers has had before."""
+        return next(self._serials)
+
     def greet(self, hello: Hello) -> None:
-        """A worker has seen the loaded model."""
-        self.hello = hello
+        """A worker has seen the loaded model; a rank that cannot inject speaks for all."""
+        if self.hello is None or not self.hello.text_only_reason:
+            self.hello = hello
         self.index.world_size = hello.world_size
         if hello.text_only_reason:
             self.verdict = ProbeVerdict(status="text_only", reason=hello.text_only_reason)
 
-    def judge(self, verdict: ProbeVerdict) -> None:
-        """One rank's probe is done; the worst verdict stands."""
-        if self.verdict.status != "text_only":
-            self.verdict = verdict
+    def judge(self, probed: Probed) -> None:
+        """One rank's probe is done. It takes all ranks to allow injection, and one to forbid it."""
+        if self.verdict.status == "text_only":
+            return
+        verdicts = self.probes.setdefault(probed.request_id, {})
+        verdicts[probed.rank] = probed.verdict
+        if len(verdicts) >= self.index.world_size or probed.verdict.status == "text_only":
+            self.verdict = max(verdicts.values(), key=_badness)
+            del self.probes[probed.request_id]
+        elif len(self.probes) > MAX_OPEN_PROBES:
+            self.probes.popitem(last=False)  # a rank whose probe failed never judges it
 
     def remember(self, report_id: str, answer: InjectAnswer) -> None:
         """Keep a report for a later ``stats``; the oldest ones go."""
@@ -71,6 +98,10 @@ class Core:
         if self.config.require_probe and self.verdict.status != "exact":
             return Reason.NOT_PROBED
         return Reason.OK
+
+
+def _badness(verdict: ProbeVerdict) -> tuple[bool, float]:
+    return verdict.status == "text_only", verdict.max_key_error
 
 
 class Job(ABC):
@@ -107,7 +138,7 @@ class Job(ABC):
     def forgotten(self, report: Forgotten) -> None:
         """One rank dropped a key, or could not."""
 
-    def located(self, key: str, places: tuple[str, ...]) -> None:
+    def located(self, report: Located) -> None:
         """One rank looked for a key."""
 
     @property

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
+from collections.abc import Sequence
+
 from inferscale_sdk.protocol import (
     ForgetAnswer,
     ForgetOp,
@@ -16,7 +19,7 @@ from inferscale_sdk.protocol import (
     StatsOp,
 )
 from inferscale_sdk.vllm_connector.jobs.base import Core, Job
-from inferscale_sdk.vllm_connector.metadata import Forgotten
+from inferscale_sdk.vllm_connector.metadata import Forgotten, Located, Order
 
 __all__ = ["ForgetJob", "LocateJob", "PingJob", "PrefetchJob", "RefusedJob", "StatsJob"]
 
@@ -77,40 +80,79 @@ class StatsJob(Job):
         )
 
 
-class ForgetJob(Job):
-    """Drop keys everywhere; answered when every rank has done it."""
+class _EveryRankJob(Job):
+    """Has something done with keys; answered when every rank has spoken on each."""
 
-    def __init__(self, core: Core, request_id: str, op: ForgetOp) -> None:
+    def __init__(self, core: Core, request_id: str, keys: Sequence[str]) -> None:
         super().__init__(core, request_id, ())
-        self._pending = dict.fromkeys(op.keys, 0)
-        self._existed: set[str] = set()
-        self._failed: set[str] = set()
-        self._sent = False
+        self._pending = dict.fromkeys(keys, 0)
+        self._serial: int | None = None
 
     def ready(self) -> bool:
         if not super().ready():
             return False
-        if not self._sent:
-            self._sent = True
-            self.core.index.remove(self._pending)
-            self.core.forget.extend(self._pending)
+        if self._serial is None:
+            self._serial = self.core.new_serial()
+            if self._pending:
+                self._send(Order(self._serial, tuple(self._pending)))
         return not self._pending
 
-    def forgotten(self, report: Forgotten) -> None:
+    @abstractmethod
+    def _send(self, order: Order) -> None:
+        """Tell the workers what to do with the keys."""
+
+    def _heard(self, report: Forgotten | Located) -> bool:
+        """One rank has spoken on a key; false if that was said to another order than this job's."""
         key = report.key
-        if key not in self._pending:
-            return
-        if report.existed:
-            self._existed.add(key)
-        if report.failed:
-            self._failed.add(key)
+        if report.serial != self._serial or key not in self._pending:
+            return False
         self._pending[key] += 1
         if self._pending[key] >= self.core.index.world_size:
             del self._pending[key]
+        return True
+
+
+class ForgetJob(_EveryRankJob):
+    """Drop keys everywhere."""
+
+    def __init__(self, core: Core, request_id: str, op: ForgetOp) -> None:
+        super().__init__(core, request_id, op.keys)
+        self._existed: set[str] = set()
+        self._failed: set[str] = set()
+
+    def _send(self, order: Order) -> None:
+        self.core.index.remove(order.keys)
+        self.core.forget.append(order)
+
+    def forgotten(self, report: Forgotten) -> None:
+        if not self._heard(report):
+            return
+        if report.existed:
+            self._existed.add(report.key)
+        if report.failed:
+            self._failed.add(report.key)
 
     def answer(self) -> ForgetAnswer:
         self.core.count("forgotten_segments", len(self._existed))
         return ForgetAnswer(forgotten=len(self._existed), failed=tuple(sorted(self._failed)))
+
+
+class LocateJob(_EveryRankJob):
+    """Say where keys lie."""
+
+    def __init__(self, core: Core, request_id: str, op: LocateOp) -> None:
+        super().__init__(core, request_id, op.keys)
+        self._found: dict[str, set[str]] = {}
+
+    def _send(self, order: Order) -> None:
+        self.core.locate.append(order)
+
+    def located(self, report: Located) -> None:
+        if self._heard(report) and report.places:
+            self._found.setdefault(report.key, set()).update(report.places)
+
+    def answer(self) -> LocateAnswer:
+        return LocateAnswer(found={key: tuple(sorted(at)) for key, at in self._found.items()})
 
 
 class PrefetchJob(Job):
@@ -133,33 +175,3 @@ class PrefetchJob(Job):
 
     def answer(self) -> PrefetchAnswer:
         return self._answer or PrefetchAnswer()
-
-
-class LocateJob(Job):
-    """Say where keys lie; answered when every rank has looked."""
-
-    def __init__(self, core: Core, request_id: str, op: LocateOp) -> None:
-        super().__init__(core, request_id, ())
-        self._pending = dict.fromkeys(op.keys, 0)
-        self._found: dict[str, set[str]] = {}
-        self._sent = False
-
-    def ready(self) -> bool:
-        if not super().ready():
-            return False
-        if not self._sent:
-            self._sent = True
-            self.core.locate.extend(self._pending)
-        return not self._pending
-
-    def located(self, key: str, places: tuple[str, ...]) -> None:
-        if key not in self._pending:
-            return
-        if places:
-            self._found.setdefault(key, set()).update(places)
-        self._pending[key] += 1
-        if self._pending[key] >= self.core.index.world_size:
-            del self._pending[key]
-
-    def answer(self) -> LocateAnswer:
-        return LocateAnswer(found={key: tuple(sorted(at)) for key, at in self._found.items()})
