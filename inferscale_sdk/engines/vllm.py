@@ -12,10 +12,10 @@ from typing import Any
 
 from inferscale_sdk.config import settings
 from inferscale_sdk.engines.base import Completion, CompletionChunk, Engine, EngineInfo, Sampling
+from inferscale_sdk.engines.controls import Controls
 from inferscale_sdk.engines.exchange import Exchange, require_fit
-from inferscale_sdk.engines.hints import HintSender
 from inferscale_sdk.engines.http import HttpClient
-from inferscale_sdk.engines.identity import control, identify, random_salt, refusal_text
+from inferscale_sdk.engines.identity import identify, random_salt
 from inferscale_sdk.engines.launch import ServerProcess, free_port
 from inferscale_sdk.engines.wire import answer_of, control_body
 from inferscale_sdk.errors import (
@@ -26,20 +26,11 @@ from inferscale_sdk.errors import (
 )
 from inferscale_sdk.prompt.base import ChatTokenizer, EncodePlan, PromptPlan
 from inferscale_sdk.protocol import (
-    MAX_FORGET,
-    MAX_SEGMENTS,
     EncodeAnswer,
-    ForgetAnswer,
-    ForgetOp,
     InjectAnswer,
-    LocateAnswer,
-    LocateOp,
-    PrefetchAnswer,
-    PrefetchOp,
     Reason,
     Refusal,
     StatsAnswer,
-    StatsOp,
 )
 
 __all__ = ["VLLMEngine"]
@@ -106,7 +97,7 @@ class VLLMEngine(Engine):
         self._info: EngineInfo | None = None
         self._lock = threading.RLock()
         self._warned = False
-        self._hints = HintSender(self._send_hint)
+        self._controls = Controls(self._http, self._secret, self.info)
         self._server: ServerProcess | None = None
         self._startup_timeout_seconds = 0.0
 
@@ -236,69 +227,24 @@ class VLLMEngine(Engine):
             return self._encoded(plan, response)
 
     def forget(self, keys: Sequence[str]) -> int:
-        """See :meth:`Engine.forget`.
-
-        Raises:
-            EngineError: The server refused, or could not remove all; nothing can be assumed to be
-                gone.
-        """
-        forgotten = 0
+        """See :meth:`Engine.forget` and :meth:`Controls.forget`."""
         with self._alert():
-            for start in range(0, len(keys), MAX_FORGET):
-                op = ForgetOp(keys=tuple(keys[start : start + MAX_FORGET]))
-                model = self.info().model
-                answer = control(self._http, model, op, ForgetAnswer, secret=self._secret)
-                if isinstance(answer, Refusal):
-                    raise EngineError(refusal_text(answer))
-                if answer and answer.failed:
-                    raise EngineError(
-                        f"{len(answer.failed)} of {len(op.keys)} segments could not be removed "
-                        f"from every tier of {self.base_url}, the first is {answer.failed[0]}; "
-                        "see the server's log, and forget them again"
-                    )
-                forgotten += answer.forgotten if answer else 0
-        return forgotten
-
-    def prefetch(self, keys: Sequence[str]) -> None:
-        """See :meth:`Engine.prefetch`; sent from a thread of its own."""
-        if self._info is not None and self._info.can_inject:
-            self._hints.hint(keys[:MAX_SEGMENTS])
-
-    def _send_hint(self, keys: Sequence[str]) -> None:
-        op = PrefetchOp(keys=tuple(keys))
-        control(self._http, self.info().model, op, PrefetchAnswer, secret=self._secret)
+            return self._controls.forget(keys)
 
     def locate(self, keys: Sequence[str]) -> dict[str, tuple[str, ...]]:
-        """See :meth:`Engine.locate`.
-
-        Raises:
-            EngineError: The server refused, or does not know the question.
-        """
-        found: dict[str, tuple[str, ...]] = {}
+        """See :meth:`Engine.locate` and :meth:`Controls.locate`."""
         with self._alert():
-            for start in range(0, len(keys), MAX_FORGET):
-                op = LocateOp(keys=tuple(keys[start : start + MAX_FORGET]))
-                model = self.info().model
-                answer = control(self._http, model, op, LocateAnswer, secret=self._secret)
-                if isinstance(answer, Refusal):
-                    raise EngineError(refusal_text(answer))
-                if answer is None and self.info().fingerprint:
-                    raise EngineError("the server did not say where segments lie; see its log")
-                found |= answer.found if answer else {}
-        return found
+            return self._controls.locate(keys)
+
+    def prefetch(self, keys: Sequence[str]) -> None:
+        """See :meth:`Engine.prefetch`."""
+        if self._info is not None and self._info.can_inject:
+            self._controls.prefetch(keys)
 
     def stats(self, report_ids: Sequence[str] = ()) -> StatsAnswer:
-        """See :meth:`Engine.stats`.
-
-        Raises:
-            EngineError: The server refused.
-        """
+        """See :meth:`Engine.stats` and :meth:`Controls.stats`."""
         with self._alert():
-            op, model = StatsOp(report_ids=tuple(report_ids)), self.info().model
-            answer = control(self._http, model, op, StatsAnswer, secret=self._secret)
-        if isinstance(answer, Refusal):
-            raise EngineError(refusal_text(answer))
-        return answer or StatsAnswer()
+            return self._controls.stats(report_ids)
 
     # -- answers ---------------------------------------------------------------------------
 
@@ -402,14 +348,14 @@ class VLLMEngine(Engine):
 
     def close(self) -> None:
         """See :meth:`Engine.close`."""
-        self._hints.close()
+        self._controls.close()
         self._http.close()
         if self._server is not None:
             self._server.stop()
 
     async def aclose(self) -> None:
         """Async twin of :meth:`close`; closes the running event loop's connections as well."""
-        self._hints.close()
+        self._controls.close()
         await self._http.aclose()
         if self._server is not None:
             await asyncio.to_thread(self._server.stop)

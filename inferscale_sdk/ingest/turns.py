@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from inferscale_sdk.errors import ConfigurationError
 from inferscale_sdk.facts.base import FactStore
 from inferscale_sdk.ingest.related import RelatedFacts
 from inferscale_sdk.ingest.relatives import Relatives
@@ -45,10 +44,6 @@ class RelatedTurns(WindowStrategy):
         relatives: Relatives | None = None,
         max_tokens: int = DEFAULT_MAX_TOKENS,
     ) -> None:
-        if related < 1:
-            raise ConfigurationError(
-                f"related={related} must be at least 1; for none use PrecedingTurns"
-            )
         self._turns = PrecedingTurns(w, group, max_tokens=max_tokens)
         self._near = RelatedFacts(related, relatives=relatives, max_tokens=max_tokens)
         self.related = related
