@@ -8,14 +8,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from inferscale_sdk.cli.options import Json
-from inferscale_sdk.cli.output import err, out, print_json, progress_bar
+from inferscale_sdk.cli.listening import Progress
+from inferscale_sdk.cli.options import Json, Model, Plots, Seed
+from inferscale_sdk.cli.output import err, out, print_json
 
 if TYPE_CHECKING:
-    from contextlib import AbstractContextManager
-
     from inferscale_sdk.bench.quality.report import QualityReport, Row
-    from inferscale_sdk.bench.quality.run import Advance
 
 __all__ = ["quality"]
 
@@ -64,16 +62,14 @@ def quality(
     answers: Annotated[
         bool, typer.Option("--answers", help="Let the model answer, too, and score that; slow.")
     ] = False,
-    model: Annotated[
-        str | None, typer.Option(help="A model's folder or name.", show_default="bundled SmolLM2")
-    ] = None,
+    model: Model = None,
     dtype: Annotated[
         str | None, typer.Option(help="What to compute in.", show_default="that of the weights")
     ] = None,
     threads: Annotated[
         int, typer.Option(min=0, help="Threads to compute with; 0 leaves it to torch.")
     ] = 0,
-    seed: Annotated[int, typer.Option(help="Of everything drawn at random.")] = 0,
+    seed: Seed = 0,
     work: Annotated[
         Path | None,
         typer.Option(
@@ -81,9 +77,7 @@ def quality(
             show_default="bench/quality under INFERSCALE_HOME",
         ),
     ] = None,
-    plots: Annotated[
-        Path | None, typer.Option(help="Write quality.png and quality.html into this folder.")
-    ] = None,
+    plots: Plots = None,
     json: Json = False,
 ) -> None:
     """Compare answers with injected memory to answers with the same facts as prompt text.
@@ -118,7 +112,7 @@ def quality(
         dtype=dtype,
         seed=seed,
     )
-    measured = QualityRun(options, bundled_embedder(), _Progress()).run()
+    measured = QualityRun(options, bundled_embedder(), Progress()).run()
     name = BUNDLED_MODEL if model is None else Path(model).name
     report = summarise(measured, model=name, data=data.name, seed=seed)
     if plots is not None:
@@ -130,13 +124,6 @@ def quality(
         print_json(report.as_dict())
     else:
         _print(report)
-
-
-class _Progress:
-    """Shows what is being measured on stderr."""
-
-    def progress(self, what: str, total: int) -> AbstractContextManager[Advance]:
-        return progress_bar(what, total)
 
 
 def _print(report: QualityReport) -> None:

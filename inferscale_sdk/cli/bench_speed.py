@@ -3,27 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from inferscale_sdk.cli.listening import Progress
-from inferscale_sdk.cli.options import BaseUrl, Json
-from inferscale_sdk.cli.output import err, out, print_json
-
-if TYPE_CHECKING:
-    from inferscale_sdk.bench.speed.session import SessionOptions
+from inferscale_sdk.cli.options import BaseUrl, Json, Model, Plots, Seed
+from inferscale_sdk.cli.output import err, exit_unless_proved, out, print_json
 
 __all__ = [
     "Data",
-    "Model",
-    "Plots",
-    "Seed",
     "Work",
     "compare",
     "numbers",
     "parse_arms",
-    "session_options",
     "show",
     "ttft",
     "work_folder",
@@ -39,11 +32,6 @@ Work = Annotated[
         show_default="bench/speed under INFERSCALE_HOME",
     ),
 ]
-Model = Annotated[
-    str | None, typer.Option(help="A model's folder or name.", show_default="bundled SmolLM2")
-]
-Plots = Annotated[Path | None, typer.Option(help="Write plots (PNG and HTML) into this folder.")]
-Seed = Annotated[int, typer.Option(help="Of everything drawn at random.")]
 
 DEFAULT_ARMS = "prompt,repeated,inject,disk,cached"
 
@@ -83,7 +71,7 @@ def ttft(
     exactly the injected tokens.
     """
     from inferscale_sdk.bench.speed.bed import BedOptions
-    from inferscale_sdk.bench.speed.session import run_ttft
+    from inferscale_sdk.bench.speed.session import SessionOptions, run_ttft
     from inferscale_sdk.bench.speed.ttft import TTFTOptions
 
     arms = parse_arms(arm)
@@ -106,15 +94,14 @@ def ttft(
         kv_cache_gib=kv_cache_gib,
         max_k=max(1, *ks),
     )
-    result = run_ttft(session_options(bed, data, seed), wanted, Progress())
+    session = SessionOptions(bed=bed, data=data, seed=seed)
+    result = run_ttft(session, wanted, Progress())
     show(result, json=json, plots=plots)
-    if not result["proved"]:
-        err().print(
-            f"not proved: {result['injected_tokens']} tokens were injected, but vLLM counted "
-            f"{result['external_hits_delta']}",
-            style="bold red",
-        )
-    raise typer.Exit(0 if result["proved"] else 1)
+    exit_unless_proved(
+        result["proved"],
+        injected=result["injected_tokens"],
+        counted=result["external_hits_delta"],
+    )
 
 
 def compare(
@@ -172,13 +159,6 @@ def work_folder(work: Path | None) -> Path:
     from inferscale_sdk.config import settings
 
     return work or settings().home / "bench" / "speed"
-
-
-def session_options(bed: Any, data: Path | None, seed: int) -> SessionOptions:
-    """What all measurements have in common."""
-    from inferscale_sdk.bench.speed.session import SessionOptions
-
-    return SessionOptions(bed=bed, data=data, seed=seed)
 
 
 def show(result: dict[str, Any], *, json: bool, plots: Path | None) -> None:

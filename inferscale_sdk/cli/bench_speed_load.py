@@ -8,19 +8,15 @@ import typer
 
 from inferscale_sdk.cli.bench_speed import (
     Data,
-    Model,
-    Plots,
-    Seed,
     Work,
     numbers,
     parse_arms,
-    session_options,
     show,
     work_folder,
 )
 from inferscale_sdk.cli.listening import Progress
-from inferscale_sdk.cli.options import BaseUrl, Json
-from inferscale_sdk.cli.output import err
+from inferscale_sdk.cli.options import BaseUrl, Json, Model, Plots, Seed
+from inferscale_sdk.cli.output import exit_unless_proved
 
 __all__ = ["ingest", "scale", "throughput"]
 
@@ -57,7 +53,7 @@ def throughput(
     those whose first token came within the objective.
     """
     from inferscale_sdk.bench.speed.bed import BedOptions
-    from inferscale_sdk.bench.speed.session import run_throughput
+    from inferscale_sdk.bench.speed.session import SessionOptions, run_throughput
     from inferscale_sdk.bench.speed.throughput import ThroughputOptions
 
     wanted = ThroughputOptions(
@@ -79,15 +75,14 @@ def throughput(
         kv_cache_gib=kv_cache_gib,
         max_k=k,
     )
-    result = run_throughput(session_options(bed, data, seed), wanted, Progress())
+    session = SessionOptions(bed=bed, data=data, seed=seed)
+    result = run_throughput(session, wanted, Progress())
     show(result, json=json, plots=plots)
-    if not result["proved"]:
-        err().print(
-            f"not proved: {result['injected_tokens']} tokens were injected, but vLLM counted "
-            f"{result['external_hits_delta']}",
-            style="bold red",
-        )
-        raise typer.Exit(1)
+    exit_unless_proved(
+        result["proved"],
+        injected=result["injected_tokens"],
+        counted=result["external_hits_delta"],
+    )
 
 
 def ingest(
@@ -109,11 +104,12 @@ def ingest(
     """Facts a second to durable KV: whole windows in one request against one request a fact."""
     from inferscale_sdk.bench.speed.bed import BedOptions
     from inferscale_sdk.bench.speed.ingest import IngestOptions
-    from inferscale_sdk.bench.speed.session import run_ingest
+    from inferscale_sdk.bench.speed.session import SessionOptions, run_ingest
 
     wanted = IngestOptions(window=window, facts=facts, single_facts=single_facts, rounds=rounds)
     bed = BedOptions(folder=work_folder(None), base_url=base_url, model=model, kv_cache_gib=1)
-    result = run_ingest(session_options(bed, data, seed), wanted, Progress())
+    session = SessionOptions(bed=bed, data=data, seed=seed)
+    result = run_ingest(session, wanted, Progress())
     show(result, json=json, plots=plots)
 
 
@@ -136,7 +132,7 @@ def scale(
     """Recall and planning while the store grows; no server takes part."""
     from inferscale_sdk.bench.speed.bed import BedOptions
     from inferscale_sdk.bench.speed.scale import ScaleOptions
-    from inferscale_sdk.bench.speed.session import run_scale
+    from inferscale_sdk.bench.speed.session import SessionOptions, run_scale
 
     wanted = ScaleOptions(
         sizes=numbers(sizes, "sizes"),
@@ -146,5 +142,6 @@ def scale(
         requests=requests,
     )
     bed = BedOptions(folder=work_folder(None), model=model)
-    result = run_scale(session_options(bed, data, seed), wanted, Progress())
+    session = SessionOptions(bed=bed, data=data, seed=seed)
+    result = run_scale(session, wanted, Progress())
     show(result, json=json, plots=plots)

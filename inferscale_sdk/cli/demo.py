@@ -8,7 +8,7 @@ import typer
 
 from inferscale_sdk.cli.listening import Progress
 from inferscale_sdk.cli.options import Json
-from inferscale_sdk.cli.output import err, out, print_json
+from inferscale_sdk.cli.output import exit_unless_proved, out, print_json
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -37,13 +37,9 @@ def demo(
         print_json(report.as_dict())
     else:
         _print(report)
-    if not report.proved:
-        err().print(
-            f"not proved: {report.injected_tokens} tokens were injected, but vLLM counted "
-            f"{report.external_hits_delta}",
-            style="bold red",
-        )
-    raise typer.Exit(0 if report.proved else 1)
+    exit_unless_proved(
+        report.proved, injected=report.injected_tokens, counted=report.external_hits_delta
+    )
 
 
 def _print(report: DemoReport) -> None:

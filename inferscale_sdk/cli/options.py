@@ -16,7 +16,10 @@ __all__ = [
     "EngineChoice",
     "EngineKind",
     "Json",
+    "Model",
+    "Plots",
     "Run",
+    "Seed",
     "Store",
     "User",
 ]
@@ -48,6 +51,11 @@ BaseUrl = Annotated[
         "--base-url", help="A running server.", show_default="INFERSCALE_BASE_URL, if set"
     ),
 ]
+Model = Annotated[
+    str | None, typer.Option(help="A model's folder or name.", show_default="bundled SmolLM2")
+]
+Seed = Annotated[int, typer.Option(help="Of everything drawn at random.")]
+Plots = Annotated[Path | None, typer.Option(help="Write plots (PNG and HTML) into this folder.")]
 EngineKind = Annotated[
     EngineChoice,
     typer.Option(

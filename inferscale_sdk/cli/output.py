@@ -9,11 +9,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+import typer
+
 if TYPE_CHECKING:
     from rich.console import Console
 
 __all__ = [
     "err",
+    "exit_unless_proved",
     "interactive",
     "out",
     "print_error",
@@ -71,6 +74,23 @@ def print_error(error: BaseException) -> None:
     from rich.text import Text
 
     err().print(Text.assemble((f"{type(error).__name__}: ", "bold red"), visible(str(error))))
+
+
+def exit_unless_proved(proved: bool, *, injected: int, counted: int) -> None:
+    """Say so and end with 1 if vLLM did not count what was injected.
+
+    Args:
+        proved: Whether it did.
+        injected: Tokens that answers said were injected.
+        counted: By how much vLLM's own counter grew.
+    """
+    if proved:
+        return
+    err().print(
+        f"not proved: {injected} tokens were injected, but vLLM counted {counted}",
+        style="bold red",
+    )
+    raise typer.Exit(1)
 
 
 @contextmanager
