@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 import torch
@@ -123,6 +124,12 @@ class Recorder:
             if not capture.spans:
                 del self._captures[request_id]
         return done
+
+    def forget(self, keys: Collection[str]) -> None:
+        """Spans under these keys are not wanted any more, whoever asked for them."""
+        for capture in self._captures.values():
+            for key in capture.spans.keys() & keys:
+                del capture.spans[key]
 
     def drop(self, request_id: str) -> None:
         """The request is over; what is incomplete is lost."""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections import defaultdict
-from collections.abc import Iterable
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -44,6 +44,7 @@ class SegmentIndex:
         self._ledger = ResidencyLedger(host_bytes, eviction=eviction, owner_bytes=owner_bytes)
         self._resident: dict[str, SegmentInfo] = {}
         self._fetching: set[str] = set()
+        self._forgetting: Counter[str] = Counter()
         self._votes: defaultdict[tuple[str, str], list[Staged | Captured]] = defaultdict(list)
         self._absent: dict[str, tuple[Reason, float]] = {}
         self._stage: list[str] = []
@@ -103,6 +104,9 @@ class SegmentIndex:
         if isinstance(item, Staged):
             self._fetching.discard(item.key)
         reason = next((vote.reason for vote in votes if vote.reason), Reason.OK)
+        if not reason and item.key in self._forgetting:
+            # It is older than the deletion: what comes after waits until that is over.
+            reason = Reason.INCOMPLETE if isinstance(item, Captured) else Reason.MISSING
         if not reason and any(vote.token_digest != item.token_digest for vote in votes):
             reason = Reason.TOKEN_MISMATCH
         if not reason:
@@ -143,6 +147,25 @@ class SegmentIndex:
             if self._resident.pop(key, None) is not None:
                 self._ledger.remove(key)
             self._absent.pop(key, None)
+
+    def forget(self, keys: Collection[str]) -> None:
+        """Remove keys for good: until as many :meth:`forgotten`, nothing brings them back.
+
+        The workers are told by the caller. What they captured or read before comes in as long as
+        not all have answered.
+        """
+        self.remove(keys)
+        self._forgetting.update(keys)
+
+    def forgotten(self, key: str) -> None:
+        """Every rank has carried out one :meth:`forget` of a key."""
+        self._forgetting[key] -= 1
+        if not self._forgetting[key]:
+            del self._forgetting[key]
+
+    def is_forgetting(self, keys: Iterable[str]) -> bool:
+        """Whether one of ``keys`` is being forgotten."""
+        return any(key in self._forgetting for key in keys)
 
     def drop(self, keys: Iterable[str]) -> None:
         """A rank turned out not to have these: believe it, and have the others evict them."""

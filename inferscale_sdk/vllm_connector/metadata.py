@@ -86,7 +86,7 @@ class Order:
 
 @dataclass
 class Commands(KVConnectorMetadata):  # type: ignore[misc]
-    """Scheduler to worker, in order of execution: load, capture, forget, evict, stage, locate."""
+    """Scheduler to worker, in order of execution: load, evict, forget, capture, stage, locate."""
 
     forget: tuple[Order, ...] = ()
     locate: tuple[Order, ...] = ()

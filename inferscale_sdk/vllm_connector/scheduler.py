@@ -244,6 +244,9 @@ class SchedulerHalf:
         """What the workers have to do in this step."""
         core = self._core
         stage, evict = core.index.take_commands()
+        for order in core.forget:
+            for job in self._jobs.values():
+                job.give_up(order.keys)
         captures: tuple[CaptureStep, ...] = ()
         try:
             captures = tuple(self._captures(output))
@@ -294,11 +297,12 @@ class SchedulerHalf:
             self._absorb_capture(captured)
         for loaded in report.loaded:
             self._absorb_load(loaded)
+        # After captures and reads, of which those that came before a deletion are still refused.
         for forgotten in report.forgotten:
-            for job in self._jobs.values():
+            if (job := core.orders.get(forgotten.serial)) is not None:
                 job.forgotten(forgotten)
         for located in report.located:
-            for job in self._jobs.values():
+            if (job := core.orders.get(located.serial)) is not None:
                 job.located(located)
         for probed in report.probes:
             core.judge(probed)

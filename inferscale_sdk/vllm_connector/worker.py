@@ -181,9 +181,8 @@ class WorkerHalf:
         try:
             assert self._loader is not None
             started = time.perf_counter()
-            # Each once: a look-up may restore the segment, or copy it out of the arena.
-            segments = {key: self._resident[key] for key in dict.fromkeys(keys)}
-            self._loader.load(plan, segments)
+            with self._resident.lent(keys) as segments:
+                self._loader.load(plan, segments)
             self.meter.count("load_seconds", time.perf_counter() - started)
             self.meter.count("loaded_bytes", self._nbytes(plan.last - plan.first))
         except Exception:
@@ -197,17 +196,18 @@ class WorkerHalf:
         return Loaded(plan.request_id, plan.last - plan.first, keys)
 
     def end(self) -> None:
-        """The forward is over: evict, keep what was captured, forget, start and collect reads."""
+        """The forward is over: evict, forget, keep what was captured, start and collect reads."""
         commands = self._commands
         self._restore_sinks()
         self._restore_sinks = _nothing
         # Before captures: these keys went before this step. One that was looked for in vain, and is
-        # therefore captured now, is among them.
+        # therefore captured now, is among them. And what is captured now of a forgotten key was
+        # asked for before, so it is not to be kept.
         for key in commands.evict:
             self._resident.discard(key)
-        self._finish_captures()
         for order in commands.forget:
             self._forget(order)
+        self._finish_captures()
         for key in commands.stage:
             self._start_read(key)
         self._collect_reads(wait=commands.idle)
@@ -296,6 +296,8 @@ class WorkerHalf:
     def _forget(self, order: Order) -> None:
         """Out of memory at once, and out of the tiers below aside: another machine takes time."""
         keys = set(order.keys)
+        if self._recorder is not None:
+            self._recorder.forget(keys)
         with self._news:
             # A read under way must not bring a key back, nor one that is not collected yet.
             self._reading -= keys

@@ -123,6 +123,7 @@ class Harness:
             "jobs": half._jobs,
             "leaving": half._leaving,
             "loads": half._core.loads,
+            "orders": half._core.orders,
             "reading": self.worker._reading,
         }
         return [name for name, left in found.items() if left]

@@ -10,8 +10,10 @@ from typing import Any
 
 import connector_harness  # noqa: F401 - imports vllm, whose own warnings it switches off
 import pytest
+import torch
 
 from inferscale_sdk.injection.pieces import Piece
+from inferscale_sdk.kv.layout import SegmentLayout
 from inferscale_sdk.protocol import (
     CaptureSpan,
     EncodeOp,
@@ -21,17 +23,20 @@ from inferscale_sdk.protocol import (
     salt_suffix,
 )
 from inferscale_sdk.testing.tier_suite import make_key, make_segment
+from inferscale_sdk.vllm_connector.capture import Recorder
 from inferscale_sdk.vllm_connector.config import ConnectorConfig
 from inferscale_sdk.vllm_connector.index import SegmentIndex
 from inferscale_sdk.vllm_connector.jobs.base import Core
 from inferscale_sdk.vllm_connector.jobs.inject import InjectJob
 from inferscale_sdk.vllm_connector.metadata import (
     Captured,
+    CaptureStep,
     Commands,
     Forgotten,
     Loaded,
     LoadPlan,
     Order,
+    Span,
     Staged,
 )
 from inferscale_sdk.vllm_connector.scheduler import SchedulerHalf, _Refused
@@ -91,6 +96,29 @@ def test_a_key_that_was_read_and_then_forgotten_does_not_come_back(worker: Worke
     assert forgotten == [Forgotten(3, KEY, existed=True, failed=False)]
     assert not worker._below.contains(KEY)
     assert KEY not in worker._resident
+
+
+def test_a_capture_that_ends_with_the_step_of_the_deletion_is_not_kept(worker: WorkerHalf) -> None:
+    layout = SegmentLayout(n_layers=1, n_kv_heads=1, head_dim=2, dtype=torch.float32)
+    device = torch.device("cpu")
+    stack: Any = SimpleNamespace(
+        layout=layout, block_size=16, device=device, modules=[None], has_sinks=False
+    )
+    worker._stack, worker._recorder = stack, Recorder(stack)
+    other = make_key("b")
+    spans = (Span(KEY, 0, 4, "d" * 32), Span(other, 4, 8, "d" * 32))
+    rows = torch.arange(16.0).reshape(8, 1, 2)
+    reported = []
+    for first, last, forget in ((0, 3, ()), (3, 8, (Order(3, (KEY,)),))):
+        capture = CaptureStep("encode", (0,), first, last, spans)
+        worker.begin(Commands(captures=(capture,), forget=forget))
+        worker._recorder.hook(0, rows[first:last], rows[first:last], torch.arange(first, last))
+        worker.end()
+        reported.append(worker.take_report())
+    assert [one.key for one in reported[1].captured] == [other]
+    assert set(worker._resident) == {other}
+    assert worker._below is not None
+    assert set(worker._below.keys()) == {other}
 
 
 def test_a_late_answer_that_it_is_not_there_does_not_evict_what_was_captured() -> None:

@@ -27,7 +27,7 @@ from inferscale_sdk.vllm_connector.metadata import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Collection, Iterator, Sequence
 
     from pydantic import BaseModel
 
@@ -55,6 +55,8 @@ class Core:
     loads: list[LoadPlan] = field(default_factory=list)
     probes: OrderedDict[str, dict[int, ProbeVerdict]] = field(default_factory=OrderedDict)
     """Of probes that not every rank has judged yet: the verdicts by rank."""
+    orders: dict[int, Job] = field(default_factory=dict)
+    """By serial, who hears what the ranks say to an order; also when its request was aborted."""
     _serials: Iterator[int] = field(default_factory=itertools.count)
 
     def count(self, name: str, by: int = 1) -> None:
@@ -134,6 +136,9 @@ class Job(ABC):
 
     def captured(self, key: str, reason: Reason) -> None:
         """Every rank has spoken on a span of this request."""
+
+    def give_up(self, keys: Collection[str]) -> None:
+        """These keys are being forgotten: what this job would still capture of them is not kept."""
 
     def forgotten(self, report: Forgotten) -> None:
         """One rank dropped a key, or could not."""

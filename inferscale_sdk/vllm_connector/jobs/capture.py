@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from inferscale_sdk.kv.key import token_digest
 from inferscale_sdk.protocol import PROBE_TOKENS, EncodeAnswer, EncodeOp, ProbeVerdict, Reason
@@ -22,6 +22,14 @@ class _CapturingJob(Job):
         self._spans = {span.key: span for span in spans}
         self._outcome: dict[str, Reason] = {}
         self._started = False
+
+    def ready(self) -> bool:
+        # What is captured while its key is being forgotten could not be told from what was before.
+        return super().ready() and not self.core.index.is_forgetting(self._spans)
+
+    def give_up(self, keys: Collection[str]) -> None:
+        for key in self._spans.keys() & keys:
+            self._outcome.setdefault(key, Reason.INCOMPLETE)
 
     def step(self, first: int, last: int, block_ids: tuple[int, ...]) -> CaptureStep | None:
         if not self._started:

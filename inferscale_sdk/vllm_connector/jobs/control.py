@@ -94,6 +94,7 @@ class _EveryRankJob(Job):
         if self._serial is None:
             self._serial = self.core.new_serial()
             if self._pending:
+                self.core.orders[self._serial] = self
                 self._send(Order(self._serial, tuple(self._pending)))
         return not self._pending
 
@@ -101,14 +102,14 @@ class _EveryRankJob(Job):
     def _send(self, order: Order) -> None:
         """Tell the workers what to do with the keys."""
 
-    def _heard(self, report: Forgotten | Located) -> bool:
-        """One rank has spoken on a key; false if that was said to another order than this job's."""
-        key = report.key
-        if report.serial != self._serial or key not in self._pending:
-            return False
+    def _heard(self, key: str) -> bool:
+        """One rank has spoken on a key; true if it was the last one."""
         self._pending[key] += 1
-        if self._pending[key] >= self.core.index.world_size:
-            del self._pending[key]
+        if self._pending[key] < self.core.index.world_size:
+            return False
+        del self._pending[key]
+        if not self._pending and self._serial is not None:
+            del self.core.orders[self._serial]
         return True
 
 
@@ -121,16 +122,16 @@ class ForgetJob(_EveryRankJob):
         self._failed: set[str] = set()
 
     def _send(self, order: Order) -> None:
-        self.core.index.remove(order.keys)
+        self.core.index.forget(order.keys)
         self.core.forget.append(order)
 
     def forgotten(self, report: Forgotten) -> None:
-        if not self._heard(report):
-            return
         if report.existed:
             self._existed.add(report.key)
         if report.failed:
             self._failed.add(report.key)
+        if self._heard(report.key):
+            self.core.index.forgotten(report.key)
 
     def answer(self) -> ForgetAnswer:
         self.core.count("forgotten_segments", len(self._existed))
@@ -148,8 +149,9 @@ class LocateJob(_EveryRankJob):
         self.core.locate.append(order)
 
     def located(self, report: Located) -> None:
-        if self._heard(report) and report.places:
+        if report.places:
             self._found.setdefault(report.key, set()).update(report.places)
+        self._heard(report.key)
 
     def answer(self) -> LocateAnswer:
         return LocateAnswer(found={key: tuple(sorted(at)) for key, at in self._found.items()})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from itertools import accumulate
 from typing import Any
 
@@ -88,7 +88,8 @@ class InjectJob(Job):
         claimed = max(0, min(end, len(self.prompt) - 1) - n_local)
         first = self.op.segments[0]
         self._learn = None
-        if end == 0 and n_local == 0 and first.kind == "preamble":
+        unknown = end == 0 and n_local == 0 and not index.is_forgetting([first.key])
+        if unknown and first.kind == "preamble":
             digest = token_digest(self.prompt[: first.n_tokens])
             self._learn = Span(first.key, 0, first.n_tokens, digest)
         return claimed
@@ -110,6 +111,10 @@ class InjectJob(Job):
         if learn is None or first >= learn.stop or self._refused:
             return None
         return CaptureStep(self.request_id, block_ids, first, last, (learn,))
+
+    def give_up(self, keys: Collection[str]) -> None:
+        if self._learn is not None and self._learn.key in keys:
+            self._learn = None
 
     def captured(self, key: str, reason: Reason) -> None:
         if not reason:

@@ -1,0 +1,238 @@
+"""A key that was forgotten does not come back by what was under way, on the scheduler's side."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import connector_harness  # noqa: F401 - imports vllm, whose own warnings it switches off
+import pytest
+import torch
+
+from inferscale_sdk.kv.key import token_digest
+from inferscale_sdk.kv.layout import SegmentLayout
+from inferscale_sdk.protocol import (
+    FIELD,
+    CaptureSpan,
+    EncodeOp,
+    ForgetOp,
+    InjectOp,
+    Reason,
+    SegmentRef,
+    salt_suffix,
+)
+from inferscale_sdk.testing.tier_suite import make_key
+from inferscale_sdk.vllm_connector.capture import Recorder
+from inferscale_sdk.vllm_connector.config import ConnectorConfig
+from inferscale_sdk.vllm_connector.metadata import (
+    Captured,
+    CaptureStep,
+    Commands,
+    Forgotten,
+    Hello,
+    Span,
+    Staged,
+    WorkerReport,
+)
+from inferscale_sdk.vllm_connector.scheduler import SchedulerHalf
+
+A, B = make_key("a"), make_key("b")
+PROMPT = list(range(8))
+FACTS = EncodeOp(
+    fingerprint="model",
+    captures=(CaptureSpan(key=A, start=0, stop=4), CaptureSpan(key=B, start=4, stop=8)),
+)
+
+
+@pytest.fixture(params=[1, 2])
+def half(request: pytest.FixtureRequest) -> SchedulerHalf:
+    identity: Any = SimpleNamespace(fingerprint="model")
+    scheduler = SchedulerHalf(ConnectorConfig(require_probe=False), identity)
+    hello = Hello(2, 64, "bfloat16", world_size=request.param)
+    scheduler.absorb(WorkerReport(hello=[hello] * request.param))
+    return scheduler
+
+
+def begin(half: SchedulerHalf, request_id: str, op: Any, salt: str | None = None) -> Any:
+    """A request has come, and is scheduled if it is ready."""
+    asked = SimpleNamespace(
+        request_id=request_id,
+        kv_transfer_params={FIELD: op.model_dump(mode="json")},
+        prompt_token_ids=PROMPT,
+        mm_features=[],
+        lora_request=None,
+        cache_salt=salt,
+    )
+    half.on_new_request(asked)
+    return asked
+
+
+def step(half: SchedulerHalf, *computed: tuple[str, int, int]) -> Commands:
+    """A step that computes, of each request, tokens from and to."""
+    output: Any = SimpleNamespace(
+        scheduled_new_reqs=[
+            SimpleNamespace(req_id=name, num_computed_tokens=first) for name, first, _ in computed
+        ],
+        scheduled_cached_reqs=SimpleNamespace(req_ids=[], num_computed_tokens=[]),
+        num_scheduled_tokens={name: last - first for name, first, last in computed},
+        total_num_scheduled_tokens=sum(last - first for _, first, last in computed),
+        kv_connector_block_state=SimpleNamespace(get_block_ids=lambda request_id: ([0],)),
+    )
+    return half.commands(output)
+
+
+def said(half: SchedulerHalf, **what: Any) -> None:
+    """Every rank says the same."""
+    for _ in range(half._core.index.world_size):
+        half.absorb(WorkerReport(**{name: [one] for name, one in what.items()}))
+
+
+def captured(request_id: str, key: str) -> Captured:
+    return Captured(request_id, key, n_tokens=4, token_digest="d", nbytes=100)
+
+
+def forget(half: SchedulerHalf, *keys: str) -> Any:
+    asked = begin(half, "forget", ForgetOp(keys=keys))
+    assert half.match(asked, 0) is None
+    return asked
+
+
+def done(half: SchedulerHalf, asked: Any, commands: Commands) -> dict[str, Any]:
+    (order,) = commands.forget
+    for key in order.keys:
+        said(half, forgotten=Forgotten(order.serial, key, existed=True))
+    assert half.match(asked, 0) == 0
+    answer = half.finished(asked)
+    assert answer is not None
+    return answer[FIELD]
+
+
+def is_there(half: SchedulerHalf, key: str) -> bool:
+    return half._core.index.get(key) is not None
+
+
+def test_a_capture_reported_after_the_order_to_forget_leaves_nothing(half: SchedulerHalf) -> None:
+    encode = begin(half, "encode", FACTS)
+    assert half.match(encode, 0) == 0
+    step(half, ("encode", 0, 8))
+    asked = forget(half, A)
+    commands = step(half)
+    said(half, captured=captured("encode", A))  # of the step before
+    said(half, captured=captured("encode", B))
+    assert not is_there(half, A) and is_there(half, B)
+    assert done(half, asked, commands)["forgotten"] == 1
+    assert not is_there(half, A)
+    answer = half.finished(encode)
+    assert answer is not None
+    assert (answer[FIELD]["stored"], answer[FIELD]["failed"]) == ([B], {A: "incomplete"})
+    assert half._core.index.stats()["used_bytes"] == 100 * half._core.index.world_size
+
+
+def test_the_same_in_one_report_and_with_a_client_that_has_gone(half: SchedulerHalf) -> None:
+    encode = begin(half, "encode", FACTS)
+    half.match(encode, 0)
+    step(half, ("encode", 0, 8))
+    half.finished(encode)
+    forget(half, A)
+    (order,) = step(half).forget
+    half.finished(SimpleNamespace(request_id="forget"))  # it is aborted, too
+    both = {"captured": captured("encode", A), "forgotten": Forgotten(order.serial, A, True)}
+    said(half, **both)
+    assert not is_there(half, A)
+    assert half._core.orders == {} and not half._core.index.is_forgetting([A])
+
+
+def test_a_long_encoding_under_way_gives_the_forgotten_fact_up(half: SchedulerHalf) -> None:
+    encode = begin(half, "encode", FACTS)
+    half.match(encode, 0)
+    (before,) = step(half, ("encode", 0, 2)).captures
+    assert [span.key for span in before.spans] == [A, B]
+    asked = forget(half, A)
+    commands = step(half, ("encode", 2, 6))
+    (after,) = commands.captures
+    assert [span.key for span in after.spans] == [B]
+    done(half, asked, commands)
+    assert [span.key for span in step(half, ("encode", 6, 8)).captures[0].spans] == [B]
+    said(half, captured=captured("encode", B))
+    answer = half.finished(encode)
+    assert answer is not None
+    assert (answer[FIELD]["stored"], answer[FIELD]["failed"]) == ([B], {A: "incomplete"})
+
+
+def test_what_is_encoded_anew_waits_for_the_deletion_and_stays(half: SchedulerHalf) -> None:
+    asked = forget(half, A)
+    commands = step(half)
+    encode = begin(half, "encode", FACTS)
+    assert half.match(encode, 0) is None
+    done(half, asked, commands)
+    assert half.match(encode, 0) == 0
+    (capture,) = step(half, ("encode", 0, 8)).captures
+    assert [span.key for span in capture.spans] == [A, B]
+    said(half, captured=captured("encode", A))
+    assert is_there(half, A)
+
+
+def test_a_read_that_comes_back_after_the_order_leaves_nothing(half: SchedulerHalf) -> None:
+    assert half._core.index.fetch([A]) == {A}
+    step(half)
+    asked = forget(half, A)
+    commands = step(half)
+    said(half, staged=Staged(A, n_tokens=4, token_digest="d", nbytes=100))
+    assert not is_there(half, A)
+    assert half._core.index.take_commands()[1] == (A,)
+    done(half, asked, commands)
+    assert not is_there(half, A)
+    assert half._core.index.unanswered({A}) == set()
+
+
+def test_two_deletions_of_one_key_are_both_waited_for(half: SchedulerHalf) -> None:
+    first, second = (begin(half, name, ForgetOp(keys=(A,))) for name in ("one", "two"))
+    assert half.match(first, 0) is half.match(second, 0) is None
+    one, two = step(half).forget
+    said(half, forgotten=Forgotten(one.serial, A, existed=True))
+    said(half, captured=captured("encode", A))
+    assert not is_there(half, A)
+    said(half, forgotten=Forgotten(two.serial, A, existed=False))
+    said(half, captured=captured("later", A))
+    assert is_there(half, A)
+
+
+def test_a_preamble_is_not_learnt_under_a_key_that_is_being_forgotten(half: SchedulerHalf) -> None:
+    preamble = SegmentRef(key=A, n_tokens=4, kind="preamble")
+    op = InjectOp(fingerprint="model", segments=(preamble,))
+    salt = f"salt:{salt_suffix([A])}"
+    early = begin(half, "early", op, salt)
+    assert half.match(early, 0) is None
+    said(half, staged=Staged(A, Reason.MISSING))
+    assert half.match(early, 0) == 0
+    asked = forget(half, A)
+    commands = step(half, ("early", 0, 8))
+    assert commands.captures == ()
+    late = begin(half, "late", op, salt)
+    assert half.match(late, 0) is None
+    said(half, staged=Staged(A, Reason.MISSING))
+    assert half.match(late, 0) == 0
+    assert step(half, ("late", 0, 8)).captures == ()
+    done(half, asked, commands)
+
+
+def test_the_recorder_drops_the_forgotten_span_and_keeps_the_other() -> None:
+    layout = SegmentLayout(n_layers=1, n_kv_heads=1, head_dim=2, dtype=torch.float32)
+    stack: Any = SimpleNamespace(
+        layout=layout, block_size=8, device=torch.device("cpu"), modules=[None]
+    )
+    recorder = Recorder(stack)
+    spans = tuple(
+        Span(key, start, start + 4, token_digest(PROMPT[start : start + 4]))
+        for key, start in ((A, 0), (B, 4))
+    )
+    rows = torch.arange(16.0).reshape(8, 1, 2)
+    for first, last in ((0, 3), (3, 8)):
+        recorder.arm((CaptureStep("encode", (0,), first, last, spans),))
+        recorder.hook(0, rows[first:last], rows[first:last], torch.arange(first, last))
+        if first:
+            recorder.forget([A])
+        kept = recorder.disarm()
+    assert [span.key for _, span, _ in kept] == [B]
+    assert torch.equal(kept[0][2].data[0, 0], rows[4:])
+    assert recorder._captures == {}
