@@ -8,8 +8,12 @@ r"""Segments encrypted at rest.
     32      n      the file as :mod:`inferscale_sdk.kv.codec` writes it, AES-256-GCM
     32+n    16     authentication tag
 
-The tag covers the envelope's first 32 bytes and the segment's key too, so a sealed file put under
-another name does not open. Whoever lacks the key can neither read a segment nor make one.
+The tag covers the envelope's first 32 bytes and the name of the segment's place within its store:
+model, rank, division, storage dtype and key (:func:`inferscale_sdk.tiers.names.object_name`). A
+sealed file put into another place, also that of another rank, does not open. Whoever lacks the key
+can neither read a segment nor make one.
+
+Version 1 was bound to the key alone; it is not read any more.
 """
 
 from __future__ import annotations
@@ -28,7 +32,7 @@ if TYPE_CHECKING:
 __all__ = ["KEY_BYTES", "MAGIC", "Cipher", "is_sealed"]
 
 MAGIC = b"\x89IFSENC\n"
-ENVELOPE_VERSION = 1
+ENVELOPE_VERSION = 2
 KEY_BYTES = 32
 _PREFIX = struct.Struct("<8sI8s12s")
 _TAG_BYTES = 16
@@ -81,7 +85,7 @@ class Cipher:
 
         Args:
             pieces: Its bytes.
-            name: The segment's key; it opens under no other.
+            name: Of its place in the store; it opens under no other.
 
         Returns:
             The sealed file's bytes in pieces.
@@ -102,7 +106,7 @@ class Cipher:
 
         Args:
             buffer: The whole sealed file.
-            name: The key under which it was found.
+            name: Of the place where it was found.
 
         Raises:
             WrongKey: It was sealed with another key, or not at all: anybody could have made it.
@@ -133,7 +137,8 @@ class Cipher:
             decryptor.finalize()
         except self._bad_tag:
             raise CorruptSegment(
-                "the encrypted segment is damaged, forged, or another one's: its tag is wrong"
+                "the encrypted segment is damaged, forged, or was sealed for another place (key, "
+                "model or rank): its tag is wrong"
             ) from None
         return opened
 

@@ -6,11 +6,12 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from inferscale_sdk.errors import CorruptSegment, WrongKey
+from inferscale_sdk.errors import ConfigurationError, CorruptSegment, WrongKey
 from inferscale_sdk.kv.cipher import Cipher, is_sealed
 from inferscale_sdk.kv.codec import Buffer, dump, load, read_header
 from inferscale_sdk.kv.quantize import StorageDtype
 from inferscale_sdk.kv.segment import Segment
+from inferscale_sdk.tiers.names import object_name, shard_name
 
 __all__ = ["HEAD_BYTES", "Coder", "Tag"]
 
@@ -44,6 +45,10 @@ class Coder:
             anybody could have put them there.
         division: How the model is divided over ranks, e.g. ``tp2pp1``; empty if it is not. A rank
             has other heads in another division, often in the same shape.
+        rank: Whose share of the model the segments are.
+
+    Raises:
+        ConfigurationError: ``rank`` is negative.
     """
 
     def __init__(
@@ -52,17 +57,18 @@ class Coder:
         storage: StorageDtype = StorageDtype.AS_CACHE,
         cipher: Cipher | None = None,
         division: str = "",
+        rank: int = 0,
     ) -> None:
+        if rank < 0:
+            raise ConfigurationError(f"rank={rank} must not be negative; ranks count from 0")
         self.fingerprint = fingerprint
-        self._division = division
         self._storage = storage
         self._cipher = cipher
-
-    @property
-    def suffix(self) -> str:
-        """What division and storage dtype add to a shard's name: a key says nothing of them."""
-        lossy = "" if self._storage is StorageDtype.AS_CACHE else self._storage.value
-        return "".join(f"-{part}" for part in (self._division, lossy) if part)
+        # A key says nothing of division and storage dtype.
+        lossy = "" if storage is StorageDtype.AS_CACHE else storage.value
+        suffix = "".join(f"-{part}" for part in (division, lossy) if part)
+        self.shard = shard_name(fingerprint, rank, suffix)
+        """Where these segments lie in a store, see :mod:`inferscale_sdk.tiers.names`."""
 
     def encode(self, segment: Segment) -> Sequence[Buffer]:
         """The segment's bytes in pieces. Numbers that cannot be stored in fewer bytes stay."""
@@ -71,7 +77,9 @@ class Coder:
         except ValueError as error:
             logger.debug("segment %s is stored as it is: %s", segment.key, error)
             pieces = dump(segment, self.fingerprint)
-        return pieces if self._cipher is None else self._cipher.seal(pieces, segment.key)
+        if self._cipher is None:
+            return pieces
+        return self._cipher.seal(pieces, object_name(self.shard, segment.key))
 
     def decode(self, buffer: Buffer, key: str) -> Segment:
         """The segment in a file found under ``key``.
@@ -82,7 +90,8 @@ class Coder:
 
         Raises:
             WrongKey: It is encrypted with another key, or not as it should be.
-            CorruptSegment: It fails a check, or is another segment or another model's.
+            CorruptSegment: It fails a check, or is another segment, or another model's or, if it is
+            encrypted, another rank's.
         """
         plain = self._plain(buffer, key)
         header = read_header(plain)
@@ -110,7 +119,7 @@ class Coder:
 
     def _plain(self, buffer: Buffer, key: str) -> Buffer:
         if self._cipher is not None:
-            return self._cipher.open(buffer, key)
+            return self._cipher.open(buffer, object_name(self.shard, key))
         if is_sealed(buffer):
             raise WrongKey(
                 "the segment is encrypted and this process has no key; set INFERSCALE_KV_KEY"

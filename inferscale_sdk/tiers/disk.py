@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from inferscale_sdk.errors import (
-    ConfigurationError,
     CorruptSegment,
     StoreError,
     StoreFull,
@@ -86,14 +85,12 @@ class DiskTier(Tier):
         owner_bytes: int | None = None,
         division: str = "",
     ) -> None:
-        if rank < 0:
-            raise ConfigurationError(f"rank={rank} must not be negative; ranks count from 0")
         self._budget = Budget(self.name, capacity_bytes, owner_bytes, eviction)
         self.storage = storage
-        self._coder = Coder(fingerprint, storage, cipher, division)
+        self._coder = Coder(fingerprint, storage, cipher, division, rank)
         self._root = Path(root)
         self._fsync = fsync
-        self._folder = files.shard_folder(self._root, fingerprint, rank, self._coder.suffix)
+        self._folder = self._root / self._coder.shard
         self._meter = Meter()
         self._sweeping = threading.Lock()
         try:

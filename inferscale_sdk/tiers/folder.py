@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from inferscale_sdk.errors import CorruptSegment, StoreError, WrongKey
 from inferscale_sdk.tiers import files
+from inferscale_sdk.tiers.names import object_name
 
 if TYPE_CHECKING:
     from inferscale_sdk.kv.cipher import Cipher
@@ -39,6 +40,11 @@ class FolderSegment:
     shard: str
     nbytes: int
     used_at: float
+
+    @property
+    def place(self) -> str:
+        """The name of its place in the store, to which an encrypted segment is bound."""
+        return object_name(self.shard, self.key)
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +162,7 @@ def owner_of(found: FolderSegment, *, cipher: Cipher | None = None) -> str:
             if is_sealed(buffer):
                 if cipher is None:
                     return ""
-                buffer = bytes(cipher.open(buffer + file.read(), found.key))
+                buffer = bytes(cipher.open(buffer + file.read(), found.place))
         return read_header(buffer).owner
     except (OSError, CorruptSegment, WrongKey):
         return ""
@@ -217,7 +223,7 @@ def _fault(found: FolderSegment, root: Path, buffer: bytearray, cipher: Cipher |
     if is_sealed(buffer):
         if cipher is None:
             raise WrongKey("encrypted: give INFERSCALE_KV_KEY to have it checked")
-        buffer = cipher.open(buffer, found.key)
+        buffer = cipher.open(buffer, found.place)
     header = read_header(buffer)
     load(buffer, expect_key=found.key, expect_fingerprint=header.fingerprint)
     shard = found.path.parent.parent

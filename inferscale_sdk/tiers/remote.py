@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Collection, Iterator
 
-from inferscale_sdk.errors import ConfigurationError, CorruptSegment, StoreError, WrongKey
+from inferscale_sdk.errors import CorruptSegment, StoreError, WrongKey
 from inferscale_sdk.kv.cipher import Cipher
 from inferscale_sdk.kv.quantize import StorageDtype
 from inferscale_sdk.kv.segment import Segment
@@ -15,7 +15,7 @@ from inferscale_sdk.tiers.base import Tier, TierStats
 from inferscale_sdk.tiers.budget import Budget, Stored
 from inferscale_sdk.tiers.coding import Coder, Tag
 from inferscale_sdk.tiers.meter import Meter
-from inferscale_sdk.tiers.names import key_of, object_name, shard_name
+from inferscale_sdk.tiers.names import key_of, object_name
 from inferscale_sdk.tiers.orders import Eviction
 from inferscale_sdk.tiers.remote_base import ObjectStore
 from inferscale_sdk.tiers.remote_debts import Debts
@@ -74,13 +74,11 @@ class RemoteTier(Tier):
         owner_bytes: int | None = None,
         division: str = "",
     ) -> None:
-        if rank < 0:
-            raise ConfigurationError(f"rank={rank} must not be negative; ranks count from 0")
         limits = limits or RemoteLimits()
         self._objects = objects
         self.storage = storage
-        self._coder = Coder(fingerprint, storage, cipher, division)
-        self._shard = shard_name(fingerprint, rank, self._coder.suffix)
+        self._coder = Coder(fingerprint, storage, cipher, division, rank)
+        self._shard = self._coder.shard
         self._ttl = limits.ttl_seconds
         self._budget = Budget(self.name, capacity_bytes, owner_bytes, eviction)
         self._used_at: dict[str, float] = {}

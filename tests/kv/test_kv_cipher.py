@@ -10,7 +10,7 @@ from inferscale_sdk.kv.cipher import MAGIC, OVERHEAD_BYTES, Cipher, is_sealed
 pytest.importorskip("cryptography")
 
 KEY, OTHER = bytes(range(32)), bytes(range(1, 33))
-NAME = "ab" * 20
+NAME = f"0123456789abcdef/r0/ab/{'ab' * 20}.ifs"
 
 
 def sealed(data: bytes = b"the segment", key: bytes = KEY) -> bytes:
@@ -33,7 +33,7 @@ def test_the_layout_is_the_one_written_down() -> None:
 
     box = sealed()
     assert box[:8] == MAGIC == b"\x89IFSENC\n"
-    assert int.from_bytes(box[8:12], "little") == 1
+    assert int.from_bytes(box[8:12], "little") == 2
     assert box[12:20].hex() == Cipher(KEY).key_id
     plain = AESGCM(KEY).decrypt(box[20:32], box[32:], box[:32] + NAME.encode())
     assert plain == b"the segment"
@@ -70,8 +70,21 @@ def test_every_flipped_byte_and_every_truncation_is_found() -> None:
 
 
 def test_a_sealed_file_does_not_open_under_another_name() -> None:
-    with pytest.raises(CorruptSegment, match="another one's"):
-        Cipher(KEY).open(sealed(), "cd" * 20)
+    for other in (NAME.replace("/r0/", "/r1/"), NAME.replace("ab", "cd"), ""):
+        with pytest.raises(CorruptSegment, match="another place"):
+            Cipher(KEY).open(sealed(), other)
+
+
+def test_an_envelope_of_version_1_is_refused() -> None:
+    """It was bound to the key alone, so another rank's could have taken its place."""
+    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+    key, nonce = "ab" * 20, bytes(12)
+    prefix = MAGIC + (1).to_bytes(4, "little") + bytes.fromhex(Cipher(KEY).key_id) + nonce
+    box = prefix + AESGCM(KEY).encrypt(nonce, b"the segment", prefix + key.encode())
+    for name in (NAME, key):
+        with pytest.raises(CorruptSegment, match="envelope version 1 is not supported"):
+            Cipher(KEY).open(box, name)
 
 
 @pytest.mark.parametrize("length", [0, 16, 31, 33])

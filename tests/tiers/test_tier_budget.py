@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from inferscale_sdk.errors import ConfigurationError, StoreFull
 from inferscale_sdk.kv.cipher import Cipher
+from inferscale_sdk.kv.quantize import StorageDtype
 from inferscale_sdk.testing.tier_suite import TierSuite, make_key, make_segment
+from inferscale_sdk.tiers import folder
 from inferscale_sdk.tiers.budget import Budget, Stored
 from inferscale_sdk.tiers.coding import Tag
 from inferscale_sdk.tiers.disk import DiskTier
@@ -132,3 +135,26 @@ def test_an_encrypted_disk(tmp_path: Path) -> None:
     assert tier.stats().quarantined == 1
     for path in [tmp_path, *tmp_path.rglob("*")][1:]:
         assert path.stat().st_mode & 0o777 == (0o700 if path.is_dir() else 0o600), path
+
+
+def test_a_sealed_file_serves_in_its_own_place_only(tmp_path: Path) -> None:
+    """Shares of two ranks have one shape and one key; nothing else would tell them apart."""
+    pytest.importorskip("cryptography")
+    cipher, segment = Cipher(bytes(32)), make_segment("a")
+
+    def rank(n: int, division: str = "tp2pp1", **given: Any) -> DiskTier:
+        return DiskTier(tmp_path, "model", rank=n, division=division, cipher=cipher, **given)
+
+    rank(0).put(segment)
+    good = rank(0).path(segment.key).read_bytes()
+    others = [rank(1), rank(0, "tp4pp1"), rank(0, storage=StorageDtype.INT8)]
+    for other in others:
+        path = other.path(segment.key)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(good)
+        (entry,) = (one for one in folder.segments(tmp_path) if one.path == path)
+        damage = folder.verify(entry, tmp_path, cipher=cipher)
+        assert damage is not None and "another place" in damage.reason
+        assert other.get(segment.key) is None
+        assert other.stats().quarantined == 1
+    assert rank(0).get(segment.key) == segment

@@ -98,8 +98,10 @@ def test_what_is_encrypted_is_checked_with_its_key(tmp_path: Path) -> None:
     cipher, other = Cipher(b"k" * 32), Cipher(b"o" * 32)
     path = files.segment_path(files.shard_folder(tmp_path, "a", 0), KEYS[0])
     path.parent.mkdir(parents=True)
-    path.write_bytes(b"".join(cipher.seal(dump(segment(KEYS[0]), "a"), KEYS[0])))
+    place = path.relative_to(tmp_path).as_posix()
+    path.write_bytes(b"".join(cipher.seal(dump(segment(KEYS[0]), "a"), place)))
     (entry,) = folder.segments(tmp_path)
+    assert entry.place == place
     assert folder.verify(entry, tmp_path, cipher=cipher) is None
     for wrong in (None, other):
         damage = folder.verify(entry, tmp_path, cipher=wrong, repair=True)

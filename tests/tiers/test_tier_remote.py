@@ -155,6 +155,18 @@ def test_encrypted_objects(url: str) -> None:
         assert tier.stats().wrong_key == 1
 
 
+def test_another_ranks_sealed_object_is_refused(url: str) -> None:
+    pytest.importorskip("cryptography")
+    cipher = Cipher(bytes(32))
+    with open_at(url, cipher=cipher) as mine, open_at(url, cipher=cipher, rank=1) as other:
+        mine.put(SEGMENT)
+        other._objects.put(other.object_name(SEGMENT.key), raw(mine, SEGMENT.key), None)
+        assert other.get(SEGMENT.key) is None
+        assert other.stats().quarantined == 1
+        assert not other.contains(SEGMENT.key), "it is of no use to anybody there"
+        assert mine.get(SEGMENT.key) == SEGMENT
+
+
 @pytest.mark.parametrize("kind", ["truncated", "flipped", "empty", "foreign", "renamed"])
 @pytest.mark.parametrize("sealed", [False, True])
 def test_a_damaged_object_is_removed_and_counts_as_missing(
