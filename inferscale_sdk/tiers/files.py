@@ -24,9 +24,11 @@ if sys.platform != "win32":
 
 __all__ = [
     "StoredFile",
+    "create_locked",
     "is_segment_file",
     "make_private",
     "mark_used",
+    "open_abandoned",
     "quarantine",
     "read",
     "read_head",
@@ -162,11 +164,8 @@ def _write(
 ) -> int | None:
     # Random, not the process id: two containers on one folder may have the same one.
     temporary = path.with_name(f".{path.stem}.{secrets.token_hex(8)}{_TEMPORARY}")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _FILE_MODE)
+    descriptor = create_locked(temporary)
     try:
-        # The lock tells other processes, in other containers too, that the writer is alive.
-        with contextlib.suppress(OSError):
-            _lock(descriptor)
         for piece in pieces:
             view = memoryview(piece)
             while view:
@@ -186,6 +185,18 @@ def _write(
     if fsync:
         _sync_folder(path.parent)
     return replaced
+
+
+def create_locked(path: Path, *, append: bool = False) -> int:
+    """Make a file to be written to, private and new, locked as long as it is open.
+
+    The lock tells other processes, in other containers too, that the writer is alive.
+    """
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | (os.O_APPEND if append else 0)
+    descriptor = os.open(path, flags, _FILE_MODE)
+    with contextlib.suppress(OSError):
+        _lock(descriptor)
+    return descriptor
 
 
 def _sync_folder(folder: Path) -> None:
@@ -241,22 +252,35 @@ def remove_abandoned(folder: Path) -> int:
 
 
 def _remove_if_abandoned(path: Path) -> bool:
-    if not is_segment_file(path):
+    descriptor = open_abandoned(path)
+    if descriptor is None:
         return False
+    try:
+        path.unlink(missing_ok=True)
+    finally:
+        os.close(descriptor)
+    return True
+
+
+def open_abandoned(path: Path) -> int | None:
+    """Open an ordinary file whose writer is dead; ``None`` if there is none, or it is alive.
+
+    The file is locked by this call as long as it is open.
+    """
+    if not is_segment_file(path):
+        return None
     try:
         descriptor = os.open(path, os.O_RDWR | getattr(os, "O_NOFOLLOW", 0))
     except FileNotFoundError:
-        return False
+        return None
     try:
-        try:
-            abandoned = _lock(descriptor)
-        except OSError:  # a file system without locks
-            abandoned = time.time() - os.fstat(descriptor).st_mtime > _ABANDONED_AFTER_SECONDS
-        if abandoned:
-            path.unlink(missing_ok=True)
-        return abandoned
-    finally:
-        os.close(descriptor)
+        abandoned = _lock(descriptor)
+    except OSError:  # a file system without locks
+        abandoned = time.time() - os.fstat(descriptor).st_mtime > _ABANDONED_AFTER_SECONDS
+    if abandoned:
+        return descriptor
+    os.close(descriptor)
+    return None
 
 
 def quarantine(

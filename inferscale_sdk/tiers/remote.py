@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Collection, Iterator
+from pathlib import Path
 
 from inferscale_sdk.errors import CorruptSegment, StoreError, WrongKey
 from inferscale_sdk.kv.cipher import Cipher
@@ -18,6 +19,7 @@ from inferscale_sdk.tiers.meter import Meter
 from inferscale_sdk.tiers.names import key_of, object_name
 from inferscale_sdk.tiers.orders import Eviction
 from inferscale_sdk.tiers.remote_base import ObjectStore
+from inferscale_sdk.tiers.remote_debt_book import DebtBook
 from inferscale_sdk.tiers.remote_debts import Debts
 from inferscale_sdk.tiers.remote_line import Line, Unavailable
 from inferscale_sdk.tiers.remote_open import RemoteLimits, open_objects
@@ -53,6 +55,8 @@ class RemoteTier(Tier):
         eviction: Who goes first when the budget is exceeded.
         owner_bytes: Budget of each owner, ``None`` for no limit.
         division: How the model is divided over ranks; those of another division are not found.
+        debts_folder: Where deletions under every model and rank that are owed outlive this
+            process. Without it they end with it.
 
     Raises:
         ConfigurationError: A budget or ``rank`` is negative, or there is no such ``eviction``.
@@ -73,6 +77,7 @@ class RemoteTier(Tier):
         eviction: Eviction = "lru",
         owner_bytes: int | None = None,
         division: str = "",
+        debts_folder: Path | None = None,
     ) -> None:
         limits = limits or RemoteLimits()
         self._objects = objects
@@ -85,8 +90,10 @@ class RemoteTier(Tier):
         self._meter = Meter()
         self._sweeping = threading.Lock()
         self._line = Line(objects.address, limits, self._meter)
-        self._debts = Debts()
+        book = None if debts_folder is None else DebtBook(debts_folder, objects.address)
+        self._debts = Debts(book)
         self._closed = False
+        self._settle()
         if self._budget.is_limited:
             self._sweep()
 
@@ -153,6 +160,7 @@ class RemoteTier(Tier):
         except Unavailable as error:
             if owed is not None:
                 self._debts.owe(key, everywhere=owed)
+                self._debts.write_down(key)
             if not error.late:
                 self._debts.end_write(key)
             raise StoreError(
@@ -206,6 +214,7 @@ class RemoteTier(Tier):
         try:
             removed = self._line.call("removing", lambda: self._remove(key, everywhere=everywhere))
         except Unavailable as error:
+            self._debts.write_down(key)
             raise StoreError(
                 f"segment {key} cannot be removed from {self._line.address}: {error}; "
                 "it is not served any more, and removed as soon as the store answers"
@@ -288,6 +297,7 @@ class RemoteTier(Tier):
                 "%d deletions are still owed to %s", len(self._debts), self._line.address
             )
         self._line.close()
+        self._debts.close()
         self._objects.close()
 
     # -- budgets -----------------------------------------------------------------------------

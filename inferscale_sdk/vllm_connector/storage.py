@@ -70,7 +70,12 @@ def open_below(
         )
         objects = open_objects(config.remote_address, limits, config.remote_options)
         remote = RemoteTier(
-            objects, fingerprint, limits=limits, capacity_bytes=config.remote_bytes, **common
+            objects,
+            fingerprint,
+            limits=limits,
+            capacity_bytes=config.remote_bytes,
+            debts_folder=None if config.disk_path is None else config.disk_path / "owed",
+            **common,
         )
         # By default nobody waits for another machine: captures are stored between engine steps.
         tiers.append(remote if config.write_policy == "through" else _behind(remote, config))
