@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 from inferscale_sdk.kv.quantize import StorageDtype
 from inferscale_sdk.kv.segment import Segment
@@ -55,7 +55,7 @@ class TierStats:
 
     def as_dict(self) -> dict[str, str | int | float | None]:
         """The same as JSON values."""
-        return asdict(self)
+        return {name: getattr(self, name) for name in self.__slots__}
 
 
 class Tier(ABC):

@@ -122,7 +122,8 @@ class WriteBehind(Tier):
     def stats(self) -> TierStats:
         """The wrapped tier's, with hits on what waits."""
         stats = self.tier.stats()
-        return replace(stats, hits=stats.hits + int(self._meter.snapshot().get("hits", 0)))
+        hits = int(self._meter.snapshot().get("hits", 0))
+        return replace(stats, hits=stats.hits + hits) if hits else stats
 
     def clear(self) -> None:  # noqa: D102
         with self._changed:

@@ -1,7 +1,8 @@
 """The connector's counters on vLLM's own way to ``/metrics`` and to its log.
 
 Each half collects what happened since it was last asked (:class:`SchedulerMeter`,
-:class:`WorkerMeter`); vLLM asks once a step, puts ranks together, and hands the sum to
+:class:`WorkerMeter`); vLLM asks once a step, also when nothing but decoding happens, so the answer
+that nothing did must cost next to nothing. vLLM puts ranks together, and hands the sum to
 :class:`PromMetrics` in the process that serves HTTP.
 """
 
@@ -86,6 +87,7 @@ class _Deltas:
     def __init__(self) -> None:
         self._counted: dict[str, Number] = {}
         self._gauged: dict[str, Number] = {}
+        self._tiers: dict[str, Mapping[str, Any]] = {}
 
     def count(self, stats: ConnectorStats, name: str, total: Number, label: str = "") -> None:
         key = f"{name}|{label}"
@@ -102,6 +104,9 @@ class _Deltas:
         self, stats: ConnectorStats, tier: str, figures: Mapping[str, Any], rank: int = 0
     ) -> None:
         """A tier's figures, whichever of them it has."""
+        if self._tiers.get(tier) == figures:
+            return
+        self._tiers[tier] = dict(figures)
         for name in TIER_COUNTERS:
             self.count(stats, f"tier_{name}", figures.get(name) or 0, tier)
         for name in TIER_GAUGES:
@@ -116,14 +121,17 @@ class SchedulerMeter:
     def __init__(self, core: Core) -> None:
         self._core = core
         self._deltas = _Deltas()
+        self._seen: dict[str, int] = {}
 
     def take(self) -> ConnectorStats | None:
         """What happened since the last call, ``None`` if nothing did."""
         stats = ConnectorStats()
-        for name, total in self._core.counters.items():
-            metric, label = _metric_of(name)
-            if metric in METRICS:
-                self._deltas.count(stats, metric, total, label)
+        if self._core.counters != self._seen:
+            self._seen = dict(self._core.counters)
+            for name, total in self._seen.items():
+                metric, label = _metric_of(name)
+                if metric in METRICS:
+                    self._deltas.count(stats, metric, total, label)
         self._deltas.tier(stats, "host", self._core.index.stats())
         return None if stats.is_empty() else stats
 

@@ -9,7 +9,8 @@ from prometheus_client import REGISTRY, Counter, Gauge, Histogram
 
 from inferscale_sdk.tiers.base import TierStats
 from inferscale_sdk.vllm_connector.connector import InferScaleConnector
-from inferscale_sdk.vllm_connector.metrics import ConnectorStats, WorkerMeter
+from inferscale_sdk.vllm_connector.index import SegmentIndex
+from inferscale_sdk.vllm_connector.metrics import ConnectorStats, SchedulerMeter, WorkerMeter
 from inferscale_sdk.vllm_connector.metrics_catalog import METRICS, TIER_COUNTERS
 
 
@@ -52,6 +53,26 @@ def test_intervals_and_ranks_add_up(prom) -> None:
     prom.observe(meters[0].take().to_dict())
     assert value("tier_puts_total", tier="disk") == 5
     assert value("tier_used_bytes", tier="disk") == 250
+
+
+def test_the_scheduler_half_says_what_is_new_and_nothing_else() -> None:
+    core = SimpleNamespace(counters={"injections": 1}, index=SegmentIndex(100))
+    meter = SchedulerMeter(core)
+    assert meter.take().data == {
+        "counters": {"injections|injected": 1},
+        "gauges": {
+            "tier_segments|host|0": 0,
+            "tier_used_bytes|host|0": 0,
+            "tier_pinned_bytes|host|0": 0,
+            "tier_capacity_bytes|host|0": 100,
+        },
+    }
+    assert meter.take() is None
+    core.counters["injections"] += 2
+    assert meter.take().data == {"counters": {"injections|injected": 2}, "gauges": {}}
+    core.index.evictions += 1
+    assert meter.take().data == {"counters": {"tier_evictions|host": 1}, "gauges": {}}
+    assert meter.take() is None
 
 
 def test_stats_survive_the_way_between_processes_and_say_something_in_the_log() -> None:
