@@ -74,6 +74,7 @@ PROBE_TOKENS = 256
 
 Key = Annotated[str, Field(pattern=r"^[0-9a-f]{40}$")]
 ShortText = Annotated[str, Field(max_length=256)]
+Owner = Annotated[str, Field(pattern=r"^[0-9a-f]{0,64}$")]
 
 
 class Reason(StrEnum):
@@ -138,7 +139,15 @@ class _Operation(_Frozen):
 
 
 class InjectOp(_Operation):
-    """Inject ``segments``, contiguous from position 0, as far as they are there and match."""
+    """Inject ``segments``, contiguous from position 0, as far as they are there and match.
+
+    Args:
+        fingerprint: The model they are for.
+        segments: What to inject.
+        report_id: Under which the report is kept for ``stats``.
+        owner: Whose budget a preamble counts against that is learnt on the way, as in
+            :class:`EncodeOp`; without one, all such preambles share a budget.
+    """
 
     op: Literal["inject"] = "inject"
     fingerprint: ShortText
@@ -146,6 +155,7 @@ class InjectOp(_Operation):
         tuple[SegmentRef, ...], Field(min_length=1, max_length=MAX_SEGMENTS, strict=False)
     ]
     report_id: ShortText | None = None
+    owner: Owner = ""
 
 
 class EncodeOp(_Operation):
@@ -163,7 +173,7 @@ class EncodeOp(_Operation):
     captures: Annotated[
         tuple[CaptureSpan, ...], Field(min_length=1, max_length=MAX_SEGMENTS, strict=False)
     ]
-    owner: Annotated[str, Field(pattern=r"^[0-9a-f]{0,64}$")] = ""
+    owner: Owner = ""
 
 
 class ForgetOp(_Operation):

@@ -8,7 +8,14 @@ import struct
 from array import array
 from collections.abc import Sequence
 
-__all__ = ["FORMAT_VERSION", "namespace_secret", "owner_tag", "segment_key", "token_digest"]
+__all__ = [
+    "FORMAT_VERSION",
+    "UNOWNED",
+    "namespace_secret",
+    "owner_tag",
+    "segment_key",
+    "token_digest",
+]
 
 FORMAT_VERSION = 1
 KEY_HEX_DIGITS = 40
@@ -44,6 +51,10 @@ def owner_tag(secret: bytes) -> str:
             away, and cannot be guessed from names.
     """
     return hashlib.blake2b(key=secret, digest_size=16, person=b"ifs-owner-v1").hexdigest()
+
+
+UNOWNED = hashlib.blake2b(b"unowned preambles", digest_size=16, person=b"ifs-owner-v1").hexdigest()
+"""The owner of preambles that were learnt for requests which name none: one budget for them all."""
 
 
 def segment_key(

@@ -92,6 +92,8 @@ class PromptPlan:
         memory_tokens: Tokens of all facts in the prompt.
         fingerprint: The model fingerprint the keys were made for.
         seq: ``FactStore.last_seq()`` at planning, to notice later changes; -1 if unknown.
+        owner: Whose budget a preamble counts against that is learnt on the way, see
+            :func:`inferscale_sdk.kv.key.owner_tag`; empty if unknown.
     """
 
     token_ids: tuple[int, ...]
@@ -104,6 +106,7 @@ class PromptPlan:
     memory_tokens: int = 0
     fingerprint: str = ""
     seq: int = -1
+    owner: str = ""
 
     def operation(self, report_id: str | None = None) -> InjectOp | None:
         """The wire object, ``None`` for a plain text request."""
@@ -117,6 +120,7 @@ class PromptPlan:
                 SegmentRef(key=s.key, n_tokens=s.n_tokens, kind=s.kind) for s in self.segments
             ),
             report_id=report_id,
+            owner=self.owner,
         )
 
 

@@ -270,6 +270,7 @@ class Planner:
             live_fact_ids=tuple(line.fact.id for line in (live if segments else ordered)),
             memory_tokens=sum(len(line.token_ids) for line in ordered),
             fingerprint=fingerprint,
+            owner=owner_tag(secret),
         )
 
     def _readable(

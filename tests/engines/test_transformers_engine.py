@@ -27,6 +27,7 @@ from inferscale_sdk.errors import (  # noqa: E402
     EngineError,
     EngineUnavailable,
 )
+from inferscale_sdk.kv.key import UNOWNED  # noqa: E402
 from inferscale_sdk.prompt.base import EncodePlan, PlannedSegment, PromptPlan  # noqa: E402
 from inferscale_sdk.protocol import CaptureSpan, EncodeOp, Reason  # noqa: E402
 from inferscale_sdk.types import InjectionStatus  # noqa: E402
@@ -83,6 +84,14 @@ def test_a_preamble_is_learnt_on_the_way(engine: TransformersEngine) -> None:
     assert second.status is InjectionStatus.PARTIAL
     assert second.reason == Reason.MISSING
     assert engine.stats().counters["learned_preambles"] == 1
+
+
+@pytest.mark.parametrize("owner", ["", "0a"])
+def test_a_learnt_preamble_counts_against_an_owner(engine: TransformersEngine, owner: str) -> None:
+    engine.generate(prompt_plan(engine, owner=owner), ANSWER)
+    kept = engine._runtime.ready().store.get(PREAMBLE)
+    assert kept is not None
+    assert kept.owner == (owner or UNOWNED)
 
 
 def test_a_fact_is_not_learnt_in_place_of_a_preamble(engine: TransformersEngine) -> None:

@@ -423,6 +423,16 @@ def test_profile_and_sequence(chatml: ChatTokenizer, facts: list[Fact]) -> None:
     assert make_plan(planner, [], seq=7).seq == 7
 
 
+def test_an_injection_names_the_owner_that_its_encoding_named(
+    chatml: ChatTokenizer, facts: list[Fact]
+) -> None:
+    planner = planner_of(chatml)
+    plan = make_plan(planner, facts, encodings=stored(planner, facts))
+    op = plan.operation("r")
+    assert op is not None
+    assert op.owner == plan.owner == make_encode(planner, facts).op.owner != ""
+
+
 def test_an_encoding_names_its_owner_by_a_digest(chatml: ChatTokenizer, make_fact: Any) -> None:
     def owner(planner: Planner, user: str) -> str:
         space = Namespace(user_id=user)

@@ -9,7 +9,7 @@ import connector_harness  # noqa: F401 - imports vllm, whose own warnings it swi
 import pytest
 import torch
 
-from inferscale_sdk.kv.key import token_digest
+from inferscale_sdk.kv.key import UNOWNED, token_digest
 from inferscale_sdk.kv.layout import SegmentLayout
 from inferscale_sdk.protocol import (
     FIELD,
@@ -24,6 +24,7 @@ from inferscale_sdk.protocol import (
 from inferscale_sdk.testing.tier_suite import make_key
 from inferscale_sdk.vllm_connector.capture import Recorder
 from inferscale_sdk.vllm_connector.config import ConnectorConfig
+from inferscale_sdk.vllm_connector.index import SegmentIndex
 from inferscale_sdk.vllm_connector.metadata import (
     Captured,
     CaptureStep,
@@ -214,6 +215,28 @@ def test_a_preamble_is_not_learnt_under_a_key_that_is_being_forgotten(half: Sche
     assert half.match(late, 0) == 0
     assert step(half, ("late", 0, 8)).captures == ()
     done(half, asked, commands)
+
+
+@pytest.mark.parametrize("owner", ["", "0a"])
+def test_a_learnt_preamble_counts_against_an_owner(half: SchedulerHalf, owner: str) -> None:
+    preamble = SegmentRef(key=A, n_tokens=4, kind="preamble")
+    op = InjectOp(fingerprint="model", segments=(preamble,), owner=owner)
+    asked = begin(half, "r", op, f"salt:{salt_suffix([A])}")
+    assert half.match(asked, 0) is None
+    said(half, staged=Staged(A, Reason.MISSING))
+    assert half.match(asked, 0) == 0
+    (capture,) = step(half, ("r", 0, 8)).captures
+    assert [span.owner for span in capture.spans] == [owner or UNOWNED]
+
+
+def test_preambles_of_nobody_push_out_one_another_and_nobody_else() -> None:
+    index = SegmentIndex(100_000, owner_bytes=250)
+    index.add(Captured("r", A, n_tokens=4, token_digest="d", nbytes=100, owner="0a"))
+    keys = [make_key(n) for n in range(9)]
+    for key in keys:
+        index.add(Captured("r", key, n_tokens=4, token_digest="d", nbytes=100, owner=UNOWNED))
+    assert [key for key in keys if index.get(key)] == keys[-2:]
+    assert index.get(A) is not None
 
 
 def test_the_recorder_drops_the_forgotten_span_and_keeps_the_other() -> None:

@@ -33,7 +33,7 @@ from inferscale_sdk.engines.transformers.text import TextStream
 from inferscale_sdk.errors import StoreError
 from inferscale_sdk.injection.match import matching_prefix
 from inferscale_sdk.injection.pieces import gather, pieces_between
-from inferscale_sdk.kv.key import token_digest
+from inferscale_sdk.kv.key import UNOWNED, token_digest
 from inferscale_sdk.kv.segment import Segment
 from inferscale_sdk.prompt.base import PlannedSegment
 from inferscale_sdk.protocol import CaptureSpan, EncodeAnswer, EncodeOp, InjectAnswer, Reason
@@ -168,6 +168,7 @@ class GenerateJob(Job):
     Args:
         prompt: Token ids.
         segments: What may be injected, contiguous from position 0.
+        owner: Whose a preamble is that is learnt on the way.
         chooser: Chooses tokens.
         text: Makes text of them.
         max_tokens: Tokens of the answer at most.
@@ -182,6 +183,7 @@ class GenerateJob(Job):
         prompt: Sequence[int],
         segments: Sequence[PlannedSegment],
         *,
+        owner: str,
         chooser: Chooser,
         text: TextStream,
         max_tokens: int,
@@ -190,6 +192,7 @@ class GenerateJob(Job):
     ) -> None:
         super().__init__(prompt, sink)
         self._segments = tuple(segments)
+        self._owner = owner or UNOWNED
         self._chooser = chooser
         self._text = text
         self._max_tokens = max_tokens
@@ -242,8 +245,9 @@ class GenerateJob(Job):
 
     def computed(self, core: Core, cache: Cache) -> None:
         """Keep a preamble that was not known."""
-        if self._learn is not None and not core.keep(cache, self.prompt, self._learn):
-            self._answer["learned_keys"] = (self._learn.key,)
+        learn = self._learn
+        if learn is not None and not core.keep(cache, self.prompt, learn, self._owner):
+            self._answer["learned_keys"] = (learn.key,)
             core.count("learned_preambles")
 
     def take(self, logits: torch.Tensor) -> bool:

@@ -150,6 +150,7 @@ class Runtime:
         return GenerateJob(
             request.plan.token_ids,
             request.segments,
+            owner=request.plan.owner,
             chooser=Chooser(sampling, options),
             text=TextStream(decode, sampling.stop),
             max_tokens=sampling.max_tokens,

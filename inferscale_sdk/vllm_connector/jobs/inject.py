@@ -9,7 +9,7 @@ from typing import Any
 
 from inferscale_sdk.injection.match import matching_prefix
 from inferscale_sdk.injection.pieces import pieces_between
-from inferscale_sdk.kv.key import token_digest
+from inferscale_sdk.kv.key import UNOWNED, token_digest
 from inferscale_sdk.protocol import InjectAnswer, InjectOp, Reason, salt_matches
 from inferscale_sdk.vllm_connector.jobs.base import Core, Job
 from inferscale_sdk.vllm_connector.metadata import CaptureStep, Loaded, LoadPlan, Span
@@ -91,7 +91,8 @@ class InjectJob(Job):
         unknown = end == 0 and n_local == 0 and not index.is_forgetting([first.key])
         if unknown and first.kind == "preamble":
             digest = token_digest(self.prompt[: first.n_tokens])
-            self._learn = Span(first.key, 0, first.n_tokens, digest)
+            owner = self.op.owner or UNOWNED
+            self._learn = Span(first.key, 0, first.n_tokens, digest, owner)
         return claimed
 
     def allocated(self, block_ids: tuple[int, ...], n_external: int) -> None:
