@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-import base64
 import html
 import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from inferscale_sdk.bench.pages import html_table, write_page, write_picture
 from inferscale_sdk.bench.speed.tables import ARM_NAMES, tables_of
-from inferscale_sdk.errors import MissingDependency
 
 __all__ = ["write_plots"]
-
-_STYLE = (
-    "body{font:15px system-ui;margin:2em;max-width:70em}table{border-collapse:collapse}"
-    "td,th{padding:.2em .7em;text-align:right;border-bottom:1px solid #ddd}"
-    "td:first-child,th:first-child{text-align:left}img{max-width:100%}pre{overflow:auto}"
-)
 
 
 def write_plots(result: Mapping[str, Any], folder: Path) -> list[Path]:
@@ -27,26 +20,27 @@ def write_plots(result: Mapping[str, Any], folder: Path) -> list[Path]:
     Raises:
         MissingDependency: matplotlib is not installed.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    png, page = folder / f"{result['bench']}.png", folder / f"{result['bench']}.html"
-    _draw(result, png)
-    page.write_text(_page(result, png.read_bytes()), encoding="utf-8")
+    name = result["bench"]
+    png = write_picture(
+        folder / f"{name}.png", (8, 4.6), lambda figure, axes: _draw(result, figure, axes)
+    )
+    tables = "".join(f"<h2>{html.escape(t)}</h2>\n{_table(md)}" for t, md in tables_of(result))
+    environment = html.escape(json.dumps(result["environment"], indent=2, default=str))
+    page = write_page(
+        folder / f"{name}.html",
+        f"inferscale bench {name}",
+        png,
+        before=f"<p>{html.escape(str(result['measured_at']))}</p>\n",
+        after=f"{tables}<h2>Environment</h2>\n<pre>{environment}</pre>\n",
+    )
     return [png, page]
 
 
-def _draw(result: Mapping[str, Any], path: Path) -> None:
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise MissingDependency("matplotlib", "bench", "plots") from None
-    figure: Any = Figure(figsize=(8, 4.6), layout="constrained")
-    FigureCanvasAgg(figure)
+def _draw(result: Mapping[str, Any], figure: Any, axes: Any) -> None:
     drawers = {"ttft": _ttft, "throughput": _throughput, "ingest": _ingest, "scale": _scale}
-    drawers[result["bench"]](result, figure.subplots())
+    drawers[result["bench"]](result, axes)
     environment = result["environment"]
     figure.suptitle(f"{environment['cpu']}, {environment['cores']} cores", fontsize=9)
-    figure.savefig(path, dpi=130)
 
 
 def _ttft(result: Mapping[str, Any], axes: Any) -> None:
@@ -103,26 +97,6 @@ def _scale(result: Mapping[str, Any], axes: Any) -> None:
     axes.legend(fontsize=8)
 
 
-def _page(result: Mapping[str, Any], png: bytes) -> str:
-    picture = base64.b64encode(png).decode()
-    title = html.escape(f"inferscale bench {result['bench']}")
-    tables = "\n".join(f"<h2>{html.escape(t)}</h2>\n{_table(md)}" for t, md in tables_of(result))
-    environment = html.escape(json.dumps(result["environment"], indent=2, default=str))
-    return (
-        f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{title}</title>\n'
-        f"<style>{_STYLE}</style>\n<h1>{title}</h1>\n"
-        f"<p>{html.escape(str(result['measured_at']))}</p>\n"
-        f'<img alt="plot" src="data:image/png;base64,{picture}">\n{tables}\n'
-        f"<h2>Environment</h2>\n<pre>{environment}</pre>\n</html>\n"
-    )
-
-
 def _table(markdown: str) -> str:
     lines = [line.strip("| ").split(" | ") for line in markdown.splitlines()]
-    head, body = lines[0], lines[2:]
-    rows = [_row(head, "th"), *(_row(cells, "td") for cells in body)]
-    return "<table>\n" + "\n".join(rows) + "\n</table>"
-
-
-def _row(cells: list[str], tag: str) -> str:
-    return "<tr>" + "".join(f"<{tag}>{html.escape(cell)}</{tag}>" for cell in cells) + "</tr>"
+    return html_table(lines[0], lines[2:])
