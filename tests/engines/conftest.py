@@ -9,6 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+# Plans that several modules share are in ``transformers_scene``.
+sys.path.insert(0, str(Path(__file__).parent))
+
 from inferscale_sdk.engines.vllm import VLLMEngine
 from inferscale_sdk.testing.fake_server import FakeServer
 from inferscale_sdk.testing.fake_tokenizer import FakeTokenizer
@@ -73,6 +76,12 @@ def tiny_model(tmp_path: Path) -> Callable[..., Path]:
         return folder
 
     return save
+
+
+@pytest.fixture
+def folder(tiny_model: Callable[..., Path]) -> Path:
+    """The folder of a random model."""
+    return tiny_model()
 
 
 @pytest.fixture

@@ -59,3 +59,17 @@ LIFE = [
 @pytest.fixture
 def life():
     return LIFE
+
+
+@pytest.fixture
+def alice(memory, life) -> Memory:
+    """A memory with an encoded life."""
+    memory.add(life, user_id="alice")
+    assert memory.wait_encoded(10.0)
+    return memory
+
+
+@pytest.fixture
+def asked() -> Callable[[FakeEngine], str]:
+    """The text of the last prompt that an engine was sent."""
+    return lambda engine: engine.prompt_text(engine.prompts[-1])
