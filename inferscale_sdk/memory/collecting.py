@@ -43,6 +43,7 @@ class GcReport:
         unknown_bytes: Their size.
         removed: Unknown segments removed.
         removed_bytes: Their size.
+        unfinished: Files of writers that died in the middle; of a folder only, and removed.
     """
 
     orphans: int = 0
@@ -53,6 +54,7 @@ class GcReport:
     unknown_bytes: int = 0
     removed: int = 0
     removed_bytes: int = 0
+    unfinished: int = 0
 
 
 def collect_server(
@@ -125,6 +127,7 @@ def collect_folder(
         if files.shard_folder(root, _model_of(name), 0).parent.is_dir()
     ]
     lost = _lost(store, here, lambda keys: kv_files.locate(root, keys), dry_run=dry_run)
+    unfinished = kv_files.remove_abandoned(root, older_than_seconds=grace_seconds, dry_run=dry_run)
     old = [] if unused_seconds is None else _unused(unknown, unused_seconds)
     if not dry_run:
         for entry in old:
@@ -138,6 +141,7 @@ def collect_folder(
         unknown_bytes=sum(entry.nbytes for entry in unknown),
         removed=0 if dry_run else len(old),
         removed_bytes=0 if dry_run else sum(entry.nbytes for entry in old),
+        unfinished=unfinished,
     )
 
 

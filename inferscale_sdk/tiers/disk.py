@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import logging
 import os
@@ -19,10 +20,8 @@ from inferscale_sdk.kv.cipher import Cipher
 from inferscale_sdk.kv.quantize import StorageDtype
 from inferscale_sdk.kv.segment import Segment
 from inferscale_sdk.tiers import files
-from inferscale_sdk.tiers.base import Tier, TierStats
-from inferscale_sdk.tiers.budget import Budget, Stored
+from inferscale_sdk.tiers.budget import BudgetedTier, Stored
 from inferscale_sdk.tiers.coding import Coder, Tag
-from inferscale_sdk.tiers.meter import Meter
 from inferscale_sdk.tiers.orders import Eviction
 
 __all__ = ["DiskTier"]
@@ -33,7 +32,7 @@ _NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _MAX_QUARANTINED = 32
 
 
-class DiskTier(Tier):
+class DiskTier(BudgetedTier):
     """A folder of segment files that several servers may share.
 
     A segment lies at ``root/<model>/r<rank>/<2 hex>/<key>.ifs``, where ``<model>`` is a digest of
@@ -41,10 +40,10 @@ class DiskTier(Tier):
     stored in another dtype than the cache's. It is
     written to a temporary file beside its place and renamed, so that a name always stands for a
     whole file; a writer that dies leaves a temporary file, which the next tier opened on the
-    folder removes. Reading checks key, fingerprint and checksums; a file that fails
-    goes to ``quarantine/`` with the reason in its name (the newest 32 are kept) and counts as
-    missing. A file that was encrypted with another key counts as missing, too, and stays where it
-    is. Folders are private to the user (0700), files too (0600).
+    folder removes, and a deletion everywhere of its key. Reading checks key, fingerprint and
+    checksums; a file that fails goes to ``quarantine/`` with the reason in its name (the newest 32
+    are kept) and counts as missing. A file that was encrypted with another key counts as missing,
+    too, and stays where it is. Folders are private to the user (0700), files too (0600).
 
     With a budget, the files used longest ago are removed first (or the cheapest to encode again,
     see :mod:`inferscale_sdk.tiers.orders`). Use is noted in the file's
@@ -85,13 +84,12 @@ class DiskTier(Tier):
         owner_bytes: int | None = None,
         division: str = "",
     ) -> None:
-        self._budget = Budget(self.name, capacity_bytes, owner_bytes, eviction)
+        super().__init__(capacity_bytes, owner_bytes, eviction)
         self.storage = storage
         self._coder = Coder(fingerprint, storage, cipher, division, rank)
         self._root = Path(root)
         self._fsync = fsync
         self._folder = self._root / self._coder.shard
-        self._meter = Meter()
         self._sweeping = threading.Lock()
         try:
             files.make_private(self._folder, self._root)
@@ -101,6 +99,9 @@ class DiskTier(Tier):
                 f"the store folder {self._folder} cannot be used: {error}; "
                 "choose another folder or mend its permissions"
             ) from error
+        with contextlib.suppress(OSError):  # others' may be closed to this user
+            for folder in files.shard_folders(self._root):
+                files.remove_abandoned(folder)
         self._budget.recount(self._listing(), self._read_tag)
 
     @property
@@ -189,27 +190,11 @@ class DiskTier(Tier):
             if folder != self._folder:
                 removed += self._unlink(files.segment_path(folder, key)) is not None
                 _remove_quarantined(folder, key)
+            _remove_abandoned(folder, key)
         return removed
 
     def keys(self) -> Iterator[str]:  # noqa: D102
         return iter([entry.key for entry in files.scan(self._folder)])
-
-    @property
-    def used_bytes(self) -> int:  # noqa: D102
-        return self._budget.used_bytes
-
-    @property
-    def capacity_bytes(self) -> int | None:  # noqa: D102
-        return self._budget.capacity_bytes
-
-    def stats(self) -> TierStats:  # noqa: D102
-        return TierStats(
-            name=self.name,
-            segments=self._budget.segments,
-            used_bytes=self._budget.used_bytes,
-            capacity_bytes=self._budget.capacity_bytes,
-            **self._meter.snapshot(),
-        )
 
     def clear(self) -> None:
         """Drop every segment of this model and rank, and what is in quarantine."""
@@ -275,6 +260,13 @@ def _refusal(error: OSError, key: str, nbytes: int, path: Path) -> StoreError:
         f"segment {key} ({nbytes} bytes) cannot be written to {path.parent}: {error}; "
         + ("free some space or move the store" if full else "see the cause")
     )
+
+
+def _remove_abandoned(folder: Path, key: str) -> None:
+    try:
+        files.remove_abandoned(folder, key)
+    except OSError as error:
+        raise StoreError(f"what a dead writer left in {folder} stays there: {error}") from error
 
 
 def _remove_quarantined(folder: Path, key: str | None = None) -> None:

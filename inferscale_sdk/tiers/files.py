@@ -246,17 +246,34 @@ def _entries(folder: Path) -> list[os.DirEntry[str]]:
         return []
 
 
-def remove_abandoned(folder: Path) -> int:
-    """Remove temporary files whose writer is dead; returns how many there were."""
-    return sum(_remove_if_abandoned(path) for path in folder.glob(f"??/.*{_TEMPORARY}"))
+def remove_abandoned(
+    folder: Path, key: str | None = None, *, older_than_seconds: float = 0.0, dry_run: bool = False
+) -> int:
+    """Remove temporary files whose writer is dead, of one key or all.
+
+    Args:
+        folder: A model's and rank's segments.
+        key: Whose, ``None`` for all.
+        older_than_seconds: Leave younger ones.
+        dry_run: Only count.
+
+    Returns:
+        How many there were.
+    """
+    names = f"??/.*{_TEMPORARY}" if key is None else f"{key[:2]}/.{key}.*{_TEMPORARY}"
+    before = time.time() - older_than_seconds
+    return sum(_is_abandoned(path, before, remove=not dry_run) for path in folder.glob(names))
 
 
-def _remove_if_abandoned(path: Path) -> bool:
+def _is_abandoned(path: Path, before: float, *, remove: bool) -> bool:
     descriptor = open_abandoned(path)
     if descriptor is None:
         return False
     try:
-        path.unlink(missing_ok=True)
+        if os.fstat(descriptor).st_mtime > before:
+            return False
+        if remove:
+            path.unlink(missing_ok=True)
     finally:
         os.close(descriptor)
     return True

@@ -17,7 +17,16 @@ from inferscale_sdk.tiers.names import object_name
 if TYPE_CHECKING:
     from inferscale_sdk.kv.cipher import Cipher
 
-__all__ = ["Damage", "FolderSegment", "locate", "owner_of", "remove", "segments", "verify"]
+__all__ = [
+    "Damage",
+    "FolderSegment",
+    "locate",
+    "owner_of",
+    "remove",
+    "remove_abandoned",
+    "segments",
+    "verify",
+]
 
 _HEADER_BYTES = 1 << 16
 DISK, QUARANTINE, TEMPORARY = "disk", "quarantine", "temporary"
@@ -123,7 +132,7 @@ def _names(folder: Path) -> list[str]:
 
 
 def remove(root: Path, key: str) -> int:
-    """Drop a key under every model and rank, damaged copies included.
+    """Drop a key under every model and rank, damaged copies and what dead writers left included.
 
     A server that has it in memory still serves it: tell the server, too.
 
@@ -141,9 +150,25 @@ def remove(root: Path, key: str) -> int:
                 path.unlink(missing_ok=True)
                 removed += 1
             files.remove_quarantined(shard, key)
+            files.remove_abandoned(shard, key)
     except OSError as error:
         raise StoreError(f"segment {key} cannot be removed from {root}: {error}") from error
     return removed
+
+
+def remove_abandoned(root: Path, *, older_than_seconds: float, dry_run: bool = False) -> int:
+    """Remove what writers left that died in the middle; returns how many files there were.
+
+    Raises:
+        StoreError: A folder cannot be listed, or a file cannot be removed.
+    """
+    try:
+        return sum(
+            files.remove_abandoned(shard, older_than_seconds=older_than_seconds, dry_run=dry_run)
+            for shard in (files.shard_folders(root) if root.is_dir() else [])
+        )
+    except OSError as error:
+        raise StoreError(f"{root} cannot be cleaned up: {error}; mend its permissions") from error
 
 
 def owner_of(found: FolderSegment, *, cipher: Cipher | None = None) -> str:

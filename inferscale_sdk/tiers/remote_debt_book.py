@@ -23,7 +23,7 @@ __all__ = ["DebtBook"]
 
 logger = logging.getLogger(__name__)
 
-_SUFFIX = ".owed"
+_SUFFIX, _NEW = ".owed", ".new"
 
 
 class DebtBook:
@@ -80,6 +80,10 @@ class DebtBook:
         self._file = None
 
     def _take_over(self) -> None:
+        for path in self._folder.glob(f"{self._store}.*{_NEW}"):
+            if (file := files.open_abandoned(path)) is not None:
+                path.unlink(missing_ok=True)
+                os.close(file)
         found = sorted(self._folder.glob(f"{self._store}.*{_SUFFIX}"))
         for path in found:
             file = files.open_abandoned(path)
@@ -95,7 +99,7 @@ class DebtBook:
             self._path = self._folder / f"{self._store}.{secrets.token_hex(8)}{_SUFFIX}"
             files.make_private(self._folder, self._folder)
             # Locked before it can be found, so that nobody takes it over.
-            unseen = self._path.with_suffix(".new")
+            unseen = self._path.with_suffix(_NEW)
             self._file = files.create_locked(unseen, append=True)
             unseen.rename(self._path)
         os.write(self._file, f"{sign}{key}\n".encode())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 import time
 from collections.abc import Iterator, Mapping
@@ -10,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from inferscale_sdk.errors import ConfigurationError, MissingDependency
-from inferscale_sdk.tiers.files import write_atomically
+from inferscale_sdk.tiers.files import remove_abandoned, shard_folders, write_atomically
 from inferscale_sdk.tiers.names import SUFFIX
 from inferscale_sdk.tiers.remote_base import ObjectStore, StoredObject, safe_url
 
@@ -19,13 +20,16 @@ __all__ = ["FsspecObjects"]
 # Stores where an object appears as a whole or not at all. Elsewhere a file that is being written
 # can be seen, so it is written beside its place and moved.
 _WHOLE = frozenset({"memory", "s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "adl", "oss", "oci"})
+_TEMPORARY = ".tmp"
+_ABANDONED_AFTER_SECONDS = 3600.0
 _TIMES = ("mtime", "LastModified", "last_modified", "updated", "created")
 
 
 class FsspecObjects(ObjectStore):
     """Objects are files below a folder or bucket. On a local path they are private (0600, 0700).
 
-    File systems know no expiry: an object whose time is up is removed when it is asked for.
+    File systems know no expiry: an object whose time is up is removed when it is asked for. What
+    writers left that died in the middle is removed by a listing that comes an hour later.
 
     Args:
         url: What fsspec understands, e.g. ``s3://bucket/kv`` or ``file:///mnt/kv``.
@@ -66,6 +70,10 @@ class FsspecObjects(ObjectStore):
         protocols = {protocols} if isinstance(protocols, str) else set(protocols)
         self._whole = bool(protocols & _WHOLE)
         self._ttl = ttl_seconds
+        if self._local is not None:
+            with contextlib.suppress(OSError):  # it may be away now; listings clean up, too
+                for folder in shard_folders(self._local):
+                    remove_abandoned(folder)
 
     def get(self, name: str) -> bytes | None:  # noqa: D102 - as in the contract
         path = self._path(name)
@@ -94,7 +102,7 @@ class FsspecObjects(ObjectStore):
             self._fs.pipe_file(path, data)
             return replaced
         self._fs.makedirs(path.rpartition("/")[0], exist_ok=True)
-        temporary = f"{path}.{secrets.token_hex(8)}.tmp"
+        temporary = f"{path}.{secrets.token_hex(8)}{_TEMPORARY}"
         try:
             self._fs.pipe_file(temporary, data)
             self._fs.mv(temporary, path)
@@ -126,9 +134,18 @@ class FsspecObjects(ObjectStore):
         except FileNotFoundError:
             return
         for path, info in found.items():
-            if path.endswith(SUFFIX) and not self._is_over(info):
+            if path.endswith(_TEMPORARY):
+                self._remove_abandoned(path, info)
+            elif path.endswith(SUFFIX) and not self._is_over(info):
                 name = path[len(self._root) :].lstrip("/")
                 yield StoredObject(name, int(info["size"]), _modified(info) or 0.0)
+
+    def _remove_abandoned(self, path: str, info: Mapping[str, Any]) -> None:
+        """Remove a temporary file that is too old to be written to any more."""
+        modified = _modified(info)
+        if modified is not None and time.time() > modified + _ABANDONED_AFTER_SECONDS:
+            with contextlib.suppress(FileNotFoundError):
+                self._fs.rm_file(path)
 
     def shards(self) -> list[str]:  # noqa: D102
         found = []

@@ -57,6 +57,20 @@ def test_where_all_is_well_nothing_is_done(cli, keys, fake_engine):
     assert fake_engine.forgotten == []
 
 
+def test_what_dead_writers_left_is_removed_when_it_is_old(cli, keys):
+    folder = put(FOREIGN).parent
+    old, young = (folder / f".{FOREIGN}.{n:016x}.tmp" for n in range(2))
+    for path, age_seconds in ((old, 7200), (young, 60)):
+        path.write_bytes(b"half")
+        os.utime(path, (time.time() - age_seconds,) * 2)
+    assert cli.json("kv", "gc", "--dry-run")["unfinished"] == 1
+    assert old.exists()
+    assert cli.json("kv", "gc")["unfinished"] == 1
+    assert (old.exists(), young.exists()) == (False, True)
+    assert cli.json("kv", "gc", "--grace-hours", "0")["unfinished"] == 1
+    assert not young.exists()
+
+
 @pytest.mark.parametrize("dry", [True, False])
 @pytest.mark.parametrize("server", [True, False])
 def test_orphans_go_and_lost_ones_are_noted(cli, keys, fake_engine, dry, server):

@@ -13,6 +13,8 @@ import pytest
 
 from inferscale_sdk.testing.tier_suite import make_key
 from inferscale_sdk.tiers import files
+from inferscale_sdk.tiers.disk import DiskTier
+from inferscale_sdk.tiers.folder import locate as folder_locate
 
 KEY = make_key("a")
 
@@ -59,6 +61,27 @@ def test_a_dead_writers_file_is_removed_whatever_its_age(tmp_path: Path) -> None
     assert [found.key for found in files.scan(tmp_path)] == [KEY]
 
 
+def test_only_what_is_asked_for_is_removed(tmp_path: Path) -> None:
+    half = leave_behind(tmp_path, age_seconds=100)
+    assert files.remove_abandoned(tmp_path, make_key("b")) == 0
+    assert files.remove_abandoned(tmp_path, older_than_seconds=200) == 0
+    assert files.remove_abandoned(tmp_path, older_than_seconds=50, dry_run=True) == 1
+    assert half.exists()
+    assert files.remove_abandoned(tmp_path, KEY, older_than_seconds=50) == 1
+    assert not half.exists()
+
+
+def test_a_living_writers_file_is_left_alone(tmp_path: Path) -> None:
+    """Another server may share the folder."""
+    half = leave_behind(tmp_path, age_seconds=7200)
+    half.unlink()
+    descriptor = files.create_locked(half)
+    os.utime(half, (0, 0))
+    assert files.remove_abandoned(tmp_path) == 0
+    os.close(descriptor)
+    assert files.remove_abandoned(tmp_path) == 1
+
+
 @pytest.mark.usefixtures("no_locks")
 def test_without_locks_age_decides_and_writing_works(tmp_path: Path) -> None:
     write(tmp_path)
@@ -101,6 +124,19 @@ def test_many_small_writes_make_one_file(tmp_path: Path, monkeypatch: pytest.Mon
         path = files.segment_path(tmp_path, KEY)
         files.write_atomically(path, [b"ab", memoryview(b"cde")], root=tmp_path, fsync=True)
     assert path.read_bytes() == b"abcde"
+
+
+def test_a_tier_cleans_up_after_every_model_and_a_deletion_after_its_key(tmp_path: Path) -> None:
+    with DiskTier(tmp_path, "another model", rank=1) as other:
+        half = leave_behind(other.folder)
+    with DiskTier(tmp_path, "model") as tier:
+        assert not half.exists()
+        halves = [leave_behind(folder) for folder in (tier.folder, other.folder)]
+        assert folder_locate(tmp_path, [KEY]) == {KEY: ("temporary",)}
+        assert tier.delete_everywhere(make_key("b")) == 0
+        assert all(path.exists() for path in halves)
+        assert tier.delete_everywhere(KEY) == 0
+        assert folder_locate(tmp_path, [KEY]) == {}
 
 
 def test_parents_of_the_store_are_ordinary_folders(tmp_path: Path) -> None:

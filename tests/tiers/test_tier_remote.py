@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -153,6 +154,26 @@ def test_encrypted_objects(url: str) -> None:
             plain.put(SEGMENT)
         assert tier.get(SEGMENT.key) is None, "anybody could have written it"
         assert tier.stats().wrong_key == 1
+
+
+def test_what_dead_writers_left_on_a_mount_is_removed(tmp_path: Path) -> None:
+    pytest.importorskip("fsspec")
+    url = f"file://{tmp_path}"
+    with RemoteTier(open_objects(url), "model") as tier:
+        tier.put(SEGMENT)
+        folder = (tmp_path / tier.object_name(SEGMENT.key)).parent
+        half = folder / f".{SEGMENT.key}.{0:016x}.tmp"
+        other = folder / f"{SEGMENT.key}.ifs.{0:016x}.tmp"  # as on file systems without renames
+        for path in (half, other):
+            path.write_bytes(b"half")
+        assert list(tier.keys()) == [SEGMENT.key]
+        assert half.exists() and other.exists(), "they may be under way"
+        RemoteTier(open_objects(url), "model").close()
+        assert not half.exists() and other.exists(), "its writer's lock is free"
+        os.utime(other, (0, 0))
+        assert list(tier.keys()) == [SEGMENT.key]
+        assert not other.exists()
+        assert tier.get(SEGMENT.key) == SEGMENT
 
 
 def test_another_ranks_sealed_object_is_refused(url: str) -> None:
