@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from inferscale_sdk.cli.options import BaseUrl, Json, Store
 from inferscale_sdk.cli.output import out, print_json, working
-
-if TYPE_CHECKING:
-    from inferscale_sdk.kv.cipher import Cipher
 
 __all__ = ["app"]
 
@@ -63,10 +60,11 @@ def verify(
 ) -> None:
     """Read every stored segment and check it; exit code 1 if one is damaged and stays."""
     from inferscale_sdk.cli.session import kv_folder
+    from inferscale_sdk.kv.cipher import configured_cipher
     from inferscale_sdk.tiers import folder
 
     root = path or kv_folder()
-    cipher = _cipher()
+    cipher = configured_cipher()
     n, nbytes, damaged = 0, 0, []
     with working("Checking"):
         for entry in folder.segments(root):
@@ -125,6 +123,7 @@ def gc(
     from inferscale_sdk.cli.session import base_url_or_none, connect, kv_folder, memory_folder
     from inferscale_sdk.errors import ConfigurationError
     from inferscale_sdk.facts.sqlite import SQLiteFactStore
+    from inferscale_sdk.kv.cipher import configured_cipher
     from inferscale_sdk.memory.collecting import collect_folder, collect_server
 
     facts = memory_folder(store) / "facts.db"
@@ -146,7 +145,7 @@ def gc(
                 dry_run=dry_run,
                 grace_seconds=grace_hours * 3600,
                 unused_seconds=unused_days * _DAY_SECONDS if remove_unknown else None,
-                cipher=_cipher(),
+                cipher=configured_cipher(),
             )
     if json:
         print_json({"where": url or str(path or kv_folder()), "dry_run": dry_run, **asdict(report)})
@@ -154,15 +153,6 @@ def gc(
     out().print(url or str(path or kv_folder()), markup=False)
     for name, value in asdict(report).items():
         out().print(f"{name.replace('_', ' '):<15} {value}", markup=False)
-
-
-def _cipher() -> Cipher | None:
-    """What opens encrypted segments, if the environment has the key."""
-    from inferscale_sdk.config import settings
-    from inferscale_sdk.kv.cipher import Cipher
-
-    key = settings().kv_key
-    return None if key is None else Cipher(key)
 
 
 def _folder_stats(folder: Path) -> dict[str, Any]:

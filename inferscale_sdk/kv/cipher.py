@@ -24,12 +24,13 @@ import struct
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from inferscale_sdk.config import settings
 from inferscale_sdk.errors import ConfigurationError, CorruptSegment, MissingDependency, WrongKey
 
 if TYPE_CHECKING:
     from inferscale_sdk.kv.codec import Buffer
 
-__all__ = ["KEY_BYTES", "MAGIC", "Cipher", "is_sealed"]
+__all__ = ["KEY_BYTES", "MAGIC", "Cipher", "configured_cipher", "is_sealed"]
 
 MAGIC = b"\x89IFSENC\n"
 ENVELOPE_VERSION = 2
@@ -145,3 +146,13 @@ class Cipher:
 
 def _steps(view: memoryview) -> range:
     return range(0, len(view), _CHUNK)
+
+
+def configured_cipher() -> Cipher | None:
+    """The cipher of the key in the settings (``INFERSCALE_KV_KEY``), ``None`` without one.
+
+    Raises:
+        MissingDependency: There is a key, and the package ``cryptography`` is not installed.
+    """
+    key = settings().kv_key
+    return None if key is None else Cipher(key)

@@ -8,11 +8,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from inferscale_sdk.errors import ConfigurationError, StoreFull
+from inferscale_sdk.tiers.base import Tier, TierStats
 from inferscale_sdk.tiers.coding import Tag
+from inferscale_sdk.tiers.meter import Meter
 from inferscale_sdk.tiers.orders import Eviction, make_order
 from inferscale_sdk.tiers.policies import ResidencyLedger
 
-__all__ = ["Budget", "Stored"]
+__all__ = ["Budget", "BudgetedTier", "Stored"]
 
 # Evicting means listing everything; going a little below the budget makes that rare.
 _LOW_WATER = 0.9
@@ -196,3 +198,40 @@ class Budget:
             except StoreFull:
                 gone.append(one.key)
         return gone
+
+
+class BudgetedTier(Tier):
+    """A tier whose totals are kept here and corrected by listings, and which counts what it does.
+
+    Args:
+        capacity_bytes: Budget of everything, ``None`` for no limit.
+        owner_bytes: Budget of each owner, ``None`` for no limit.
+        eviction: Who goes first.
+
+    Raises:
+        ConfigurationError: A budget is negative, or there is no such ``eviction``.
+    """
+
+    def __init__(
+        self, capacity_bytes: int | None, owner_bytes: int | None, eviction: Eviction
+    ) -> None:
+        self._budget = Budget(self.name, capacity_bytes, owner_bytes, eviction)
+        self._meter = Meter()
+
+    @property
+    def used_bytes(self) -> int:
+        """An estimate: what others write and remove counts from the next listing on."""
+        return self._budget.used_bytes
+
+    @property
+    def capacity_bytes(self) -> int | None:  # noqa: D102 - as in the contract
+        return self._budget.capacity_bytes
+
+    def stats(self) -> TierStats:  # noqa: D102
+        return TierStats(
+            name=self.name,
+            segments=self._budget.segments,
+            used_bytes=self._budget.used_bytes,
+            capacity_bytes=self._budget.capacity_bytes,
+            **self._meter.snapshot(),
+        )

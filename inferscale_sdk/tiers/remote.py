@@ -12,10 +12,8 @@ from inferscale_sdk.errors import CorruptSegment, StoreError, WrongKey
 from inferscale_sdk.kv.cipher import Cipher
 from inferscale_sdk.kv.quantize import StorageDtype
 from inferscale_sdk.kv.segment import Segment
-from inferscale_sdk.tiers.base import Tier, TierStats
-from inferscale_sdk.tiers.budget import Budget, Stored
+from inferscale_sdk.tiers.budget import BudgetedTier, Stored
 from inferscale_sdk.tiers.coding import Coder, Tag
-from inferscale_sdk.tiers.meter import Meter
 from inferscale_sdk.tiers.names import key_of, object_name
 from inferscale_sdk.tiers.orders import Eviction
 from inferscale_sdk.tiers.remote_base import ObjectStore
@@ -32,7 +30,7 @@ _SETTLED_AT_ONCE = 16
 _LISTING_SECONDS = 30.0
 
 
-class RemoteTier(Tier):
+class RemoteTier(BudgetedTier):
     """One model's and rank's segments in a remote store that several servers may share.
 
     A store that is down, slow or breaks off in the middle costs a miss, never an exception on
@@ -79,15 +77,14 @@ class RemoteTier(Tier):
         division: str = "",
         debts_folder: Path | None = None,
     ) -> None:
+        super().__init__(capacity_bytes, owner_bytes, eviction)
         limits = limits or RemoteLimits()
         self._objects = objects
         self.storage = storage
         self._coder = Coder(fingerprint, storage, cipher, division, rank)
         self._shard = self._coder.shard
         self._ttl = limits.ttl_seconds
-        self._budget = Budget(self.name, capacity_bytes, owner_bytes, eviction)
         self._used_at: dict[str, float] = {}
-        self._meter = Meter()
         self._sweeping = threading.Lock()
         self._line = Line(objects.address, limits, self._meter)
         book = None if debts_folder is None else DebtBook(debts_folder, objects.address)
@@ -258,24 +255,6 @@ class RemoteTier(Tier):
     def keys(self) -> Iterator[str]:
         """The keys the store has; none if it does not answer."""
         return iter([stored.key for stored in self._listing() or ()])
-
-    @property
-    def used_bytes(self) -> int:
-        """An estimate; without a budget, of what this process has written."""
-        return self._budget.used_bytes
-
-    @property
-    def capacity_bytes(self) -> int | None:  # noqa: D102
-        return self._budget.capacity_bytes
-
-    def stats(self) -> TierStats:  # noqa: D102
-        return TierStats(
-            name=self.name,
-            segments=self._budget.segments,
-            used_bytes=self._budget.used_bytes,
-            capacity_bytes=self._budget.capacity_bytes,
-            **self._meter.snapshot(),
-        )
 
     def clear(self) -> None:
         """Drop every segment of this model and rank that the store lists."""

@@ -148,11 +148,6 @@ class ConnectorConfig(BaseModel):
         return settings().server_secret
 
     @property
-    def kv_key(self) -> bytes | None:
-        """Encrypts what lies below memory; from the environment only."""
-        return settings().kv_key
-
-    @property
     def remote_address(self) -> str | None:
         """Where the remote tier is, password included; ``None`` without one."""
         return self.remote_url or settings().remote_url

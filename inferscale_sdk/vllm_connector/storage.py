@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from inferscale_sdk.errors import StoreError
-from inferscale_sdk.kv.cipher import Cipher
+from inferscale_sdk.kv.cipher import configured_cipher
 from inferscale_sdk.kv.segment import Segment
 from inferscale_sdk.tiers.arena import Arena
 from inferscale_sdk.tiers.base import Tier, TierStats
@@ -48,12 +48,11 @@ def open_below(
         ConfigurationError: A setting cannot be used, or a package is missing.
         StoreError: The disk tier's folder cannot be used.
     """
-    cipher = Cipher(config.kv_key) if config.kv_key is not None else None
     common: dict[str, Any] = {
         "rank": rank,
         "division": division,
         "storage": config.storage_dtype,
-        "cipher": cipher,
+        "cipher": configured_cipher(),
         "eviction": config.eviction,
         "owner_bytes": config.owner_bytes,
     }

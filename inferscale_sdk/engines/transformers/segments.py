@@ -6,8 +6,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from inferscale_sdk.config import settings
-from inferscale_sdk.kv.cipher import Cipher
+from inferscale_sdk.kv.cipher import configured_cipher
 from inferscale_sdk.kv.segment import Segment
 from inferscale_sdk.tiers.disk import DiskTier
 from inferscale_sdk.tiers.folder import locate
@@ -41,7 +40,7 @@ class SegmentStore:
         disk_bytes: int | None = None,
     ) -> None:
         self._disk = (
-            DiskTier(disk_path, fingerprint, capacity_bytes=disk_bytes, cipher=_cipher())
+            DiskTier(disk_path, fingerprint, capacity_bytes=disk_bytes, cipher=configured_cipher())
             if disk_path is not None
             else None
         )
@@ -95,8 +94,3 @@ class SegmentStore:
     def close(self) -> None:
         """Release files."""
         self._store.close()
-
-
-def _cipher() -> Cipher | None:
-    key = settings().kv_key
-    return None if key is None else Cipher(key)
