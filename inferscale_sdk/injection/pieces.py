@@ -12,7 +12,7 @@ import torch
 from inferscale_sdk.injection.fused import fits, turning_kernel
 from inferscale_sdk.injection.match import Wanted
 from inferscale_sdk.kv.layout import KEY, SegmentLayout
-from inferscale_sdk.kv.segment import Segment
+from inferscale_sdk.kv.rows import Lent
 from inferscale_sdk.rope.rotate import rotate_into
 from inferscale_sdk.rope.table import RotaryTable
 
@@ -46,7 +46,7 @@ def pieces_between(segments: Sequence[Wanted], first: int, last: int) -> tuple[P
 
 def gather(
     pieces: Sequence[Piece],
-    segments: Mapping[str, Segment],
+    segments: Mapping[str, Lent],
     layout: SegmentLayout,
     tables: LayerTables,
     *,
@@ -110,25 +110,24 @@ def _extent(pieces: Sequence[Piece]) -> tuple[int, int]:
 
 def _side_by_side(
     pieces: Sequence[Piece],
-    segments: Mapping[str, Segment],
+    segments: Mapping[str, Lent],
     layout: SegmentLayout,
     device: torch.device,
 ) -> torch.Tensor:
     first, last = _extent(pieces)
     # What lies on the device already need not come back to be put together.
-    there = all(segments[piece.key].data.device == device for piece in pieces)
+    there = all(segments[piece.key].device == device for piece in pieces)
     # [layer, kv, token, kv_head, head_dim]
     data = layout.empty(last - first, device=device if there else "cpu")
     for piece in pieces:
-        segment = segments[piece.key]
-        layout.check(segment.data)
+        tokens = segments[piece.key].take(piece.start, piece.stop)
+        layout.check(tokens)
         at = piece.position - first
-        target = data[:, :, at : at + piece.stop - piece.start]
-        target.copy_(segment.data[:, :, piece.start : piece.stop])
+        data[:, :, at : at + piece.stop - piece.start].copy_(tokens)
     return data
 
 
-def _origins(pieces: Sequence[Piece], segments: Mapping[str, Segment]) -> torch.Tensor:
+def _origins(pieces: Sequence[Piece], segments: Mapping[str, Lent]) -> torch.Tensor:
     """The position each token's key was rotated at: int64 [token]."""
     parts = []
     for piece in pieces:

@@ -79,6 +79,15 @@ class Segment:
         return self.data.nbytes
 
     @property
+    def device(self) -> torch.device:
+        """Where the tensor lies."""
+        return self.data.device
+
+    def take(self, start: int, stop: int) -> torch.Tensor:
+        """A view of tokens ``start`` to ``stop``: ``[layer, kv, token, kv_head, head_dim]``."""
+        return self.data[:, :, start:stop]
+
+    @property
     def encode_tokens(self) -> int:
         """Tokens that must be computed to encode it again: those before it, and its own."""
         return self.origin + self.n_tokens

@@ -50,7 +50,7 @@ class RotaryTable:
         if rounding is not None:
             rows = rows.to(rounding)
         # [cos or sin, position, rotary_dim/2]
-        self._rows = rows.float().to(device)
+        self._rows = rows.float().to(device).contiguous()
 
     @classmethod
     def from_rows(
@@ -64,8 +64,13 @@ class RotaryTable:
             device: Where moves are wanted.
         """
         table = cls(spec, 0, rounding=rows.dtype, device=device)
-        table._rows = rows.float().to(device)
+        table._rows = rows.float().to(device).contiguous()
         return table
+
+    @property
+    def rows(self) -> Tensor:
+        """Float32 ``[cos or sin, position, rotary_dim/2]``, contiguous."""
+        return self._rows
 
     def moves(self, old: Tensor, new: Tensor) -> tuple[Tensor, Tensor]:
         """What turns keys of positions ``old`` into keys of positions ``new``.

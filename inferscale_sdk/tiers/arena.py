@@ -8,6 +8,7 @@ import torch
 
 from inferscale_sdk.errors import StoreFull
 from inferscale_sdk.kv.layout import SegmentLayout
+from inferscale_sdk.kv.rows import Rows
 
 __all__ = ["Arena"]
 
@@ -64,7 +65,8 @@ class Arena:
             data: ``[layer, kv, token, kv_head, head_dim]``, anywhere.
 
         Returns:
-            Its slots, int64 [token], for :meth:`load` and :meth:`free`.
+            Its slots, int64 [token] in host memory, for :meth:`load`, :meth:`rows` and
+            :meth:`free`.
 
         Raises:
             StoreFull: There are not enough free slots.
@@ -81,15 +83,20 @@ class Arena:
             cut = len(self._free) - n_tokens
             taken = self._free[cut:]
             del self._free[cut:]
-        slots = torch.tensor(taken, dtype=torch.int64, device=self.device)
+        slots = torch.tensor(taken, dtype=torch.int64)
         by_token = data.to(self.device).permute(2, 0, 1, 3, 4)  # [token, layer, kv, …]
-        self._data.index_copy_(0, slots, by_token)
+        self._data.index_copy_(0, slots.to(self.device), by_token)
         return slots
 
     def load(self, slots: torch.Tensor) -> torch.Tensor:
         """A copy of a segment: ``[layer, kv, token, kv_head, head_dim]`` on the arena's device."""
-        found = self._data.index_select(0, slots)  # [token, layer, kv, kv_head, head_dim]
+        # [token, layer, kv, kv_head, head_dim]
+        found = self._data.index_select(0, slots.to(self.device))
         return found.permute(1, 2, 0, 3, 4).contiguous()
+
+    def rows(self, slots: torch.Tensor, origin: int) -> Rows:
+        """A segment of that origin where it lies, until its slots are given back."""
+        return Rows(self._data, slots.numpy(), origin)
 
     def free(self, slots: torch.Tensor) -> None:
         """Give slots back, once."""

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterable, Iterator
 
 from inferscale_sdk.errors import StoreError
+from inferscale_sdk.kv.rows import Lent
 from inferscale_sdk.kv.segment import Segment
 from inferscale_sdk.tiers.base import Tier, TierStats
 from inferscale_sdk.tiers.meter import Meter
@@ -50,6 +51,20 @@ class HostTier(Tier):
             self._ledger.touch(key)
             read.append(self._shelf.size_of(segment))
             return segment
+
+    def lend(self, key: str) -> Lent | None:
+        """The same without copying anything; pinned if it is there, until the caller releases it.
+
+        What is lent holds the segment until then, or until the key is deleted or put anew.
+        """
+        with self._lock, self._meter.reading() as read:
+            if key not in self._shelf:
+                return None
+            lent = self._shelf.lend(key)
+            self._ledger.touch(key)
+            self._ledger.pin([key])
+            read.append(lent.nbytes)
+            return lent
 
     def put(self, segment: Segment) -> None:  # noqa: D102
         key = segment.key

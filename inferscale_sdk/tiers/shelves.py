@@ -6,7 +6,8 @@ A shelf is a mapping without a budget; who owns it says what stays.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -14,6 +15,7 @@ import torch
 
 from inferscale_sdk.errors import CorruptSegment
 from inferscale_sdk.kv.quantize import Packed, StorageDtype, dequantize, packed_specs, quantize
+from inferscale_sdk.kv.rows import Lent
 from inferscale_sdk.kv.segment import Segment
 from inferscale_sdk.tiers.arena import Arena
 
@@ -32,6 +34,19 @@ class Shelf(MutableMapping[str, Segment]):
         Raises:
             CorruptSegment: It cannot be kept here.
         """
+
+    def lend(self, key: str) -> Lent:
+        """The segment, to be read before it is dropped. Unlike a look-up it need copy nothing."""
+        return self[key]
+
+    @contextmanager
+    def lent(self, keys: Iterable[str]) -> Iterator[Mapping[str, Lent]]:
+        """Several segments, to be read within the context and before anything else is stored.
+
+        Raises:
+            KeyError: One is not there.
+        """
+        yield {key: self.lend(key) for key in dict.fromkeys(keys)}
 
     def discard(self, key: str) -> bool:
         """Drop a segment; true if it was there. Unlike ``pop`` it restores nothing."""
@@ -147,7 +162,7 @@ class PackedShelf(_KeptShelf[_Placed[Packed]]):
 
 
 class ArenaShelf(_KeptShelf[_Placed[torch.Tensor]]):
-    """Segments in an arena; every look-up copies one out of it.
+    """Segments in an arena; every look-up copies one out of it, and lending does not.
 
     Setting a segment raises :class:`~inferscale_sdk.errors.StoreFull` if there are too few free
     slots, and :class:`~inferscale_sdk.errors.CorruptSegment` if it has another layout.
@@ -169,6 +184,10 @@ class ArenaShelf(_KeptShelf[_Placed[torch.Tensor]]):
 
     def _restore(self, key: str, kept: _Placed[torch.Tensor]) -> Segment:
         return kept.segment(key, self.arena.load(kept.held))
+
+    def lend(self, key: str) -> Lent:  # noqa: D102
+        kept = self._kept[key]
+        return self.arena.rows(kept.held, kept.origin)
 
     def _let_go(self, kept: _Placed[torch.Tensor]) -> None:
         self.arena.free(kept.held)

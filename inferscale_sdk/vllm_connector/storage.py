@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from inferscale_sdk.errors import StoreError
 from inferscale_sdk.kv.cipher import configured_cipher
+from inferscale_sdk.kv.rows import Lent
 from inferscale_sdk.kv.segment import Segment
 from inferscale_sdk.tiers.arena import Arena
 from inferscale_sdk.tiers.base import Tier, TierStats
@@ -159,6 +161,35 @@ class DeviceShelf(Shelf):
             except StoreError:
                 return segment  # larger than the arena, or another model's
         return segment
+
+    @contextmanager
+    def lent(self, keys: Iterable[str]) -> Iterator[Mapping[str, Lent]]:
+        """Several segments, to be read within the context and before anything else is stored.
+
+        Those on the device are not copied. None of them goes to make room for another, so what no
+        longer fits beside them comes from host memory.
+
+        Raises:
+            KeyError: One is not there.
+        """
+        held: list[str] = []
+        try:
+            yield {key: self._lend(key, held) for key in dict.fromkeys(keys)}
+        finally:
+            self._device.release(held)
+
+    def _lend(self, key: str, held: list[str]) -> Lent:
+        lent = self._device.lend(key)
+        if lent is None:
+            segment = self._host[key]
+            try:
+                self._device.put(segment)
+            except StoreError:
+                return segment  # no room, or another model's
+            lent = self._device.lend(key)
+            assert lent is not None
+        held.append(key)
+        return lent
 
     def __setitem__(self, key: str, segment: Segment) -> None:
         self._device.delete(key)

@@ -10,10 +10,12 @@ from typing import Any
 
 import connector_harness  # noqa: F401 - imports vllm, whose own warnings it switches off
 import pytest
+import torch
 
 from inferscale_sdk.config import settings
 from inferscale_sdk.errors import ConfigurationError
 from inferscale_sdk.kv.quantize import StorageDtype
+from inferscale_sdk.kv.rows import Rows
 from inferscale_sdk.testing.tier_suite import LAYOUT, make_key, make_segment
 from inferscale_sdk.tiers.arena import Arena
 from inferscale_sdk.tiers.shelves import PlainShelf, make_shelf
@@ -223,6 +225,27 @@ def test_the_device_holds_what_is_used_and_answers_as_host_memory_does(host_dtyp
     shelf.clear()
     assert arena.free_tokens == arena.capacity_tokens
     assert [tier["name"] for tier in tier_figures(None, shelf)] == ["device"]
+
+
+def test_what_is_lent_at_once_does_not_push_itself_out() -> None:
+    host = make_shelf(StorageDtype.AS_CACHE)
+    shelf = DeviceShelf(host, Arena(LAYOUT, 10 * LAYOUT.bytes_per_token))
+    keys = [make_key(name) for name in "abcd"]
+    for name in "abcd":
+        shelf[make_key(name)] = make_segment(name)  # 4 tokens each: two fit
+    shelf[keys[3]]
+    with shelf.lent([*keys[:3], keys[0]]) as lent:
+        assert list(lent) == keys[:3]
+        assert [isinstance(one, Rows) for one in lent.values()] == [True, True, False]
+        for key, one in lent.items():
+            assert torch.equal(one.take(0, 4), host[key].data)
+            assert (one.origin, one.nbytes) == (host[key].origin, host[key].nbytes)
+    shelf[keys[3]]
+    assert shelf.on_device(keys[3]), "what was lent may go again"
+    with pytest.raises(KeyError), shelf.lent([keys[0], make_key("lacking")]):
+        pass
+    with shelf.lent(keys[:2]) as lent:
+        assert all(isinstance(one, Rows) for one in lent.values()), "nothing stayed pinned"
 
 
 def captured(name: str, owner: str = "", encode_tokens: int = 10, nbytes: int = 100) -> Captured:
