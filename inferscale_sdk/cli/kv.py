@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from inferscale_sdk.cli.options import BaseUrl, Json, Store
-from inferscale_sdk.cli.output import out, print_json, working
+from inferscale_sdk.cli.output import out, print_figures, print_json, working
 
 __all__ = ["app"]
 
@@ -151,8 +151,7 @@ def gc(
         print_json({"where": url or str(path or kv_folder()), "dry_run": dry_run, **asdict(report)})
         return
     out().print(url or str(path or kv_folder()), markup=False)
-    for name, value in asdict(report).items():
-        out().print(f"{name.replace('_', ' '):<15} {value}", markup=False)
+    print_figures(asdict(report))
 
 
 def _folder_stats(folder: Path) -> dict[str, Any]:

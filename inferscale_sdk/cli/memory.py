@@ -17,6 +17,7 @@ from inferscale_sdk.cli.options import DEFAULT_USER, Agent, App, Json, Run, Stor
 from inferscale_sdk.cli.output import (
     err,
     out,
+    print_figures,
     print_json,
     print_json_line,
     visible,
@@ -186,8 +187,7 @@ def stats(
     if json:
         print_json(about)
         return
-    for name, value in about.items():
-        out().print(f"{name.replace('_', ' '):<15} {value}", markup=False)
+    print_figures(about)
 
 
 def _utc(when: datetime | None) -> datetime | None:

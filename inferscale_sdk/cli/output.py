@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +20,7 @@ __all__ = [
     "interactive",
     "out",
     "print_error",
+    "print_figures",
     "print_json",
     "print_json_line",
     "progress_bar",
@@ -91,6 +92,12 @@ def exit_unless_proved(proved: bool, *, injected: int, counted: int) -> None:
         style="bold red",
     )
     raise typer.Exit(1)
+
+
+def print_figures(figures: Mapping[str, object]) -> None:
+    """Names and values on stdout, a line each."""
+    for name, value in figures.items():
+        out().print(f"{name.replace('_', ' '):<15} {value}", markup=False)
 
 
 @contextmanager

@@ -23,7 +23,7 @@ from inferscale_sdk.prompt.base import PromptPlan
 from inferscale_sdk.protocol import InjectAnswer, Refusal
 from inferscale_sdk.types import InjectionReport
 
-__all__ = ["Exchange", "require_fit"]
+__all__ = ["Exchange", "require_fit", "why_text"]
 
 _NO_REPORT = "the server gave no report of this request"
 
@@ -37,6 +37,18 @@ def require_fit(n_tokens: int, reserve: int, limit: int) -> None:
             f"{reserve} of them are kept for the answer; recall fewer facts, shorten the "
             "conversation or lower max_tokens",
         )
+
+
+def why_text(info: EngineInfo, plan: PromptPlan) -> str:
+    """Why a plan's segments cannot be used by an engine, empty if they can or there are none."""
+    if plan.segments and not info.can_inject:
+        return info.reason
+    if plan.segments and plan.fingerprint != info.fingerprint:
+        return (
+            f"the prompt was planned for model {plan.fingerprint[:12]}, "
+            f"the engine has {info.fingerprint[:12]}"
+        )
+    return ""
 
 
 @dataclass(slots=True)
@@ -85,14 +97,7 @@ class Exchange:
             ContextOverflow: Prompt and answer do not fit.
         """
         require_fit(len(plan.token_ids), max_tokens, info.max_model_len)
-        reason = ""
-        if plan.segments and not info.can_inject:
-            reason = info.reason
-        elif plan.segments and plan.fingerprint != info.fingerprint:
-            reason = (
-                f"the prompt was planned for model {plan.fingerprint[:12]}, "
-                f"the server has {info.fingerprint[:12]}"
-            )
+        reason = why_text(info, plan)
         sent = without_segments(plan) if reason else plan
         report_id = secrets.token_hex(8) if stream and sent.segments else None
         return cls(

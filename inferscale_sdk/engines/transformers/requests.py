@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass, field
 
 from inferscale_sdk.engines.base import Completion, CompletionChunk, EngineInfo, Sampling
-from inferscale_sdk.engines.exchange import require_fit
+from inferscale_sdk.engines.exchange import require_fit, why_text
 from inferscale_sdk.engines.transformers.events import Computed, Event, Failed, Finished, Text
 from inferscale_sdk.engines.transformers.options import Options, read_options
 from inferscale_sdk.engines.wire import Usage, build_report
@@ -54,15 +54,7 @@ class Request:
         if not plan.token_ids:
             raise EngineError("the prompt has no tokens; give at least one")
         require_fit(len(plan.token_ids), sampling.max_tokens, info.max_model_len)
-        reason = ""
-        if plan.segments and not info.can_inject:
-            reason = info.reason
-        elif plan.segments and plan.fingerprint != info.fingerprint:
-            reason = (
-                f"the prompt was planned for model {plan.fingerprint[:12]}, "
-                f"the engine has {info.fingerprint[:12]}"
-            )
-        return cls(plan, sampling, options, reason, stream)
+        return cls(plan, sampling, options, why_text(info, plan), stream)
 
     @property
     def segments(self) -> tuple[PlannedSegment, ...]:
