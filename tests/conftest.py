@@ -98,3 +98,14 @@ def make_memory(tmp_path: Path, server: FakeServer) -> Iterator[Callable[..., Me
     for memory, engine in made:
         memory.close()
         engine.close()
+
+
+@pytest.fixture
+def marker(memory: Memory) -> Callable[..., str]:
+    """The marker of the fact that holds a word."""
+
+    def of(word: str, user_id: str = "ann") -> str:
+        facts = [f for f in memory.get_all(user_id=user_id) if word in f.text]
+        return memory.mint(facts)[0].marker
+
+    return of

@@ -24,14 +24,3 @@ def memory(make_memory) -> Memory:
 @pytest.fixture
 def bridge(memory) -> ChatBridge:
     return ChatBridge(memory)
-
-
-@pytest.fixture
-def marker(memory):
-    """The marker of the fact that holds a word."""
-
-    def of(word: str, user_id: str = "ann") -> str:
-        facts = [f for f in memory.get_all(user_id=user_id) if word in f.text]
-        return memory.mint(facts)[0].marker
-
-    return of

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -16,9 +15,7 @@ from langchain_core.messages import AIMessage, ToolMessage
 from langchain_core.outputs import LLMResult
 
 from inferscale_sdk.engines.vllm import VLLMEngine
-from inferscale_sdk.ingest.windows import PrecedingTurns
 from inferscale_sdk.memory import Memory
-from inferscale_sdk.testing.fake_embedder import FakeEmbedder
 from inferscale_sdk.testing.fake_server import FakeServer
 from inferscale_sdk.testing.fake_tokenizer import FakeTokenizer
 from langchain_inferscale import ChatInferScale
@@ -63,34 +60,6 @@ async def closed_clients(monkeypatch) -> AsyncIterator[None]:
 
 
 # -- fake --------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def server() -> Iterator[FakeServer]:
-    with FakeServer() as running:
-        yield running
-
-
-@pytest.fixture
-def make_memory(tmp_path: Path, server: FakeServer) -> Iterator[Callable[..., Memory]]:
-    """Makes memories on one folder and the fake server."""
-    made: list[tuple[Memory, VLLMEngine]] = []
-
-    def make(**options: Any) -> Memory:
-        engine = VLLMEngine(server.base_url, tokenizer=FakeTokenizer(), timeout_seconds=5.0)
-        settings = {
-            "path": tmp_path / "memory",
-            "embedder": FakeEmbedder(),
-            "window": PrecedingTurns(4, 4),
-            "background": False,
-        } | options
-        made.append((Memory(engine, **settings), engine))
-        return made[-1][0]
-
-    yield make
-    for memory, engine in made:
-        memory.close()
-        engine.close()
 
 
 @pytest.fixture

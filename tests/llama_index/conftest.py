@@ -33,17 +33,6 @@ def memory(make_memory) -> Memory:
 
 
 @pytest.fixture
-def marker(memory):
-    """The marker of the fact that holds a word."""
-
-    def of(word: str, user_id: str = "ann") -> str:
-        facts = [f for f in memory.get_all(user_id=user_id) if word in f.text]
-        return memory.mint(facts)[0].marker
-
-    return of
-
-
-@pytest.fixture
 async def make_llm(memory):
     """Makes models on the memory; their connections are closed in the test's event loop."""
     made = []
