@@ -14,6 +14,7 @@ from typing import Any
 
 from inferscale_sdk.config import settings
 from inferscale_sdk.errors import ConfigurationError
+from inferscale_sdk.hardware import cpu_dtype
 
 __all__ = ["ServerCommand", "connector_name", "find_server_python", "server_command"]
 
@@ -70,7 +71,8 @@ def server_command(
         connector_config: Further entries of ``kv_connector_extra_config``; ``remote_url`` is handed
             over in the environment, since it may hold a password.
         connector: ``False`` starts a plain server, for comparisons.
-        dtype: Of weights and cache.
+        dtype: Of weights and cache; by default that of the stored weights, on a CPU without fast
+            16-bit arithmetic ``float32``.
         eager: Skip compilation; by default on a CPU, where it takes minutes and gains little.
         cpu: Whether the server runs on a CPU; by default, whether this machine shows no GPU.
         threads: Threads the model computes with on a CPU; by default all of a small machine's.
@@ -88,6 +90,8 @@ def server_command(
     if kv_cache_gib is not None and kv_cache_gib < 1:
         raise ConfigurationError(f"kv_cache_gib={kv_cache_gib} must be at least 1")
     on_cpu = _no_gpu() if cpu is None else cpu
+    if on_cpu and dtype == "auto":
+        dtype = cpu_dtype()
     config = {
         "host_bytes": host_bytes,
         "disk_path": disk_path and str(disk_path),

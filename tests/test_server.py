@@ -37,6 +37,18 @@ def test_defaults_on_a_cpu(tmp_path: Path) -> None:
     assert (env["VLLM_NO_USAGE_STATS"], env["DO_NOT_TRACK"]) == ("1", "1")
 
 
+@pytest.mark.parametrize(
+    ("asked", "cpu", "dtype"),
+    [("auto", True, "float32"), ("bfloat16", True, "bfloat16"), ("auto", False, "auto")],
+)
+def test_a_cpu_without_16_bit_arithmetic(
+    asked: str, cpu: bool, dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server_module, "cpu_dtype", lambda: "float32")
+    argv, _ = server_command("model", python="/py", port=8000, cpu=cpu, dtype=asked)
+    assert _value(argv, "--dtype") == dtype
+
+
 def test_transfer_config() -> None:
     argv, _ = server_command(
         "model",

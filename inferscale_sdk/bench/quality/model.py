@@ -56,10 +56,11 @@ class ScoringModel:
         Raises:
             IncompatibleModel: It cannot take injected memory.
         """
+        target = pick_device(device)
         model = load_model(
             source,
-            device=pick_device(device),
-            dtype=pick_dtype(dtype),
+            device=target,
+            dtype=pick_dtype(dtype, target),
             max_model_len=None,
             digest_cache=None,
         )

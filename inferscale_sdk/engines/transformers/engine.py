@@ -39,7 +39,8 @@ class TransformersEngine(Engine):
     Args:
         model: A folder or a model's name; by default the bundled SmolLM2.
         device: ``cpu``, ``cuda``, ``mps`` …; by default the best there is.
-        dtype: What the model computes in; by default the dtype of its weights.
+        dtype: What the model computes in; by default the dtype of its weights, on a CPU without
+            fast 16-bit arithmetic float32.
         disk_path: Where KV is kept; by default under ``settings().home``.
         persist: ``False`` keeps KV in memory only.
         host_bytes: Budget for KV in memory.

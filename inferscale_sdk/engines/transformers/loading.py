@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM
 
 from inferscale_sdk.errors import ConfigurationError
 from inferscale_sdk.kv.fingerprint import model_fingerprint, model_folder, weights_digest
+from inferscale_sdk.hardware import cpu_dtype
 from inferscale_sdk.kv.layout import dtype_name
 
 __all__ = ["LoadedModel", "load_model", "pick_device", "pick_dtype"]
@@ -78,14 +79,18 @@ def pick_device(given: str | torch.device | None) -> torch.device:
     return device
 
 
-def pick_dtype(given: str | torch.dtype | None) -> torch.dtype | str:
+def pick_dtype(given: str | torch.dtype | None, device: torch.device) -> torch.dtype | str:
     """The dtype asked for, ``"auto"`` for the one the weights are stored in.
+
+    A CPU without fast 16-bit arithmetic gets float32 unless it is told otherwise.
 
     Raises:
         ConfigurationError: It is not a floating-point dtype.
     """
     if given is None or given == "auto":
-        return "auto"
+        given = cpu_dtype() if device.type == "cpu" else "auto"
+    if given == "auto":
+        return given
     dtype = getattr(torch, given, None) if isinstance(given, str) else given
     if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
         raise ConfigurationError(

@@ -67,10 +67,11 @@ class Runtime:
     def __init__(self, source: str, name: str, options: RuntimeOptions) -> None:
         self._source, self._name, self._options = source, name, options
         folder = options.disk_path
+        target = pick_device(options.device)
         self.model = load_model(
             source,
-            device=pick_device(options.device),
-            dtype=pick_dtype(options.dtype),
+            device=target,
+            dtype=pick_dtype(options.dtype, target),
             max_model_len=options.max_model_len,
             digest_cache=folder / "fingerprints.json" if folder else None,
             trust_remote_code=options.trust_remote_code,
