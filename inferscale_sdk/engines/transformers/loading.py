@@ -12,8 +12,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from inferscale_sdk.errors import ConfigurationError
-from inferscale_sdk.kv.fingerprint import model_fingerprint, model_folder, weights_digest
 from inferscale_sdk.hardware import cpu_dtype
+from inferscale_sdk.kv.fingerprint import model_fingerprint, model_folder, weights_digest
 from inferscale_sdk.kv.layout import dtype_name
 
 __all__ = ["LoadedModel", "load_model", "pick_device", "pick_dtype"]
