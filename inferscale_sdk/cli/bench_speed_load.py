@@ -1,4 +1,4 @@
-"""``inferscale bench throughput``, ``ingest`` and ``scale``."""
+"""``inferscale bench throughput``, ``ingest``, ``scale`` and ``write``."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from inferscale_sdk.cli.listening import Progress
 from inferscale_sdk.cli.options import BaseUrl, Json, Model, Plots, Seed
 from inferscale_sdk.cli.output import exit_unless_proved
 
-__all__ = ["ingest", "scale", "throughput"]
+__all__ = ["ingest", "scale", "throughput", "write"]
 
 
 def throughput(
@@ -145,3 +145,35 @@ def scale(
     session = SessionOptions(bed=bed, data=data, seed=seed)
     result = run_scale(session, wanted, Progress())
     show(result, json=json, plots=plots)
+
+
+def write(
+    k: Annotated[str, typer.Option(help="Numbers of facts, with commas between.")] = "5,10,20,50",
+    tokens: Annotated[int, typer.Option(min=1, help="Of each fact.")] = 28,
+    rounds: Annotated[int, typer.Option(min=1, help="Timed, of each way at each k.")] = 30,
+    layers: Annotated[int, typer.Option(min=1, help="Attention layers.")] = 32,
+    kv_heads: Annotated[int, typer.Option(min=1, help="Key/value heads of a layer.")] = 8,
+    head_dim: Annotated[int, typer.Option(min=2, help="Channels of a head.")] = 128,
+    device: Annotated[str, typer.Option(help="cuda or cpu.")] = "cuda",
+    plots: Plots = None,
+    seed: Seed = 0,
+    json: Json = False,
+) -> None:
+    """Injected segments into a GPU's paged cache, against a plain copy of as many bytes.
+
+    No model runs: random numbers in a model's shape, that of Llama-3.1-8B unless told otherwise.
+    """
+    from inferscale_sdk.bench.speed.session import run_write
+    from inferscale_sdk.bench.speed.writing import WriteOptions
+
+    wanted = WriteOptions(
+        ks=numbers(k, "k"),
+        tokens=tokens,
+        rounds=rounds,
+        layers=layers,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        device=device,
+        seed=seed,
+    )
+    show(run_write(wanted, Progress()), json=json, plots=plots)

@@ -20,6 +20,7 @@ from inferscale_sdk.kv.rows import Rows
 from inferscale_sdk.kv.segment import Segment
 from inferscale_sdk.rope.spec import RopeSpec
 from inferscale_sdk.rope.table import RotaryTable
+from inferscale_sdk.testing.interpreted_kernel import interpreted_kernel
 
 pytest.importorskip("triton", reason="has no wheels for this system")
 
@@ -30,16 +31,9 @@ KERNEL = "inferscale_sdk.injection.triton_kernel"
 
 @pytest.fixture(scope="module")
 def kernel():
-    """The kernel as ``TRITON_INTERPRET=1`` makes it, without letting others see the setting."""
     from triton.runtime import interpreter
 
-    patch = pytest.MonkeyPatch()
-    compiled = importlib.import_module(KERNEL)
-    patch.setenv("TRITON_INTERPRET", "1")
-    patch.delitem(sys.modules, KERNEL)
-    made = importlib.import_module(KERNEL).write_pages
-    patch.undo()
-    importlib.import_module("inferscale_sdk.injection").triton_kernel = compiled
+    made = interpreted_kernel()
     assert isinstance(made, interpreter.InterpretedFunction)
     return made
 

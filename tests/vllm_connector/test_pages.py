@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import sys
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,6 +14,7 @@ from inferscale_sdk.kv.layout import SegmentLayout
 from inferscale_sdk.kv.segment import Segment
 from inferscale_sdk.rope.spec import RopeSpec
 from inferscale_sdk.rope.table import RotaryTable
+from inferscale_sdk.testing.interpreted_kernel import interpreted_kernel
 from inferscale_sdk.vllm_connector import loader as loader_module
 from inferscale_sdk.vllm_connector import pages as pages_module
 from inferscale_sdk.vllm_connector.layers import LayerStack
@@ -27,7 +26,6 @@ pytest.importorskip("triton", reason="has no wheels for this system")
 
 LAYOUT = SegmentLayout(n_layers=2, n_kv_heads=4, head_dim=16, dtype=torch.bfloat16)
 PAGE, PAGES = 8, 6
-KERNEL = "inferscale_sdk.injection.triton_kernel"
 SPEC = RopeSpec.default(16, 1e4)
 TABLES = tuple([RotaryTable(SPEC, 128, rounding=torch.bfloat16)] * 2)
 
@@ -82,12 +80,7 @@ def stack_of(form: str, dtype: torch.dtype = torch.bfloat16, scale: float = 1.0)
 @pytest.fixture
 def kernel(monkeypatch: pytest.MonkeyPatch) -> Any:
     """The kernel under triton's interpreter, taken for this device's."""
-    compiled = importlib.import_module(KERNEL)
-    with monkeypatch.context() as patch:
-        patch.setenv("TRITON_INTERPRET", "1")
-        patch.delitem(sys.modules, KERNEL)
-        made = importlib.import_module(KERNEL).write_pages
-    importlib.import_module("inferscale_sdk.injection").triton_kernel = compiled
+    made = interpreted_kernel()
     monkeypatch.setattr(pages_module, "write_kernel", lambda device: made)
     return made
 

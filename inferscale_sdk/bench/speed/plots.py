@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from inferscale_sdk.bench.pages import html_table, write_page, write_picture
-from inferscale_sdk.bench.speed.tables import ARM_NAMES, tables_of
+from inferscale_sdk.bench.speed.tables import ARM_NAMES, WAY_NAMES, tables_of
 
 __all__ = ["write_plots"]
 
@@ -37,7 +37,13 @@ def write_plots(result: Mapping[str, Any], folder: Path) -> list[Path]:
 
 
 def _draw(result: Mapping[str, Any], figure: Any, axes: Any) -> None:
-    drawers = {"ttft": _ttft, "throughput": _throughput, "ingest": _ingest, "scale": _scale}
+    drawers = {
+        "ttft": _ttft,
+        "throughput": _throughput,
+        "ingest": _ingest,
+        "scale": _scale,
+        "write": _write,
+    }
     drawers[result["bench"]](result, axes)
     environment = result["environment"]
     figure.suptitle(f"{environment['cpu']}, {environment['cores']} cores", fontsize=9)
@@ -95,6 +101,16 @@ def _scale(result: Mapping[str, Any], axes: Any) -> None:
     axes.set_xlabel("facts in the store")
     axes.set_ylabel("ms")
     axes.legend(fontsize=8)
+
+
+def _write(result: Mapping[str, Any], axes: Any) -> None:
+    for way, row in result["cells"].items():
+        points = sorted((int(k[1:]), cell["write_ms"]["median"]) for k, cell in row.items())
+        axes.plot(*zip(*points, strict=True), marker="o", ms=4, label=WAY_NAMES[way])
+    axes.set_yscale("log")
+    axes.set_xlabel("facts")
+    axes.set_ylabel("ms until all is written")
+    axes.legend(fontsize=7)
 
 
 def _table(markdown: str) -> str:

@@ -24,9 +24,10 @@ from inferscale_sdk.engines.base import Engine
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from inferscale_sdk.bench.speed.writing import WriteOptions
     from inferscale_sdk.recall.base import Embedder
 
-__all__ = ["SessionOptions", "run_ingest", "run_scale", "run_throughput", "run_ttft"]
+__all__ = ["SessionOptions", "run_ingest", "run_scale", "run_throughput", "run_ttft", "run_write"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,3 +181,12 @@ def run_scale(options: SessionOptions, scale: ScaleOptions, listener: Listener) 
     with TemporaryDirectory(prefix="inferscale-scale-") as folder:
         figures = measure_scale(engine, Path(folder), embedder, scale, corpus, stages)
     return as_result("scale", None, corpus, stages, figures)
+
+
+def run_write(write: WriteOptions, listener: Listener) -> dict[str, Any]:
+    """``inferscale bench write``: no model and no server take part."""
+    from inferscale_sdk.bench.speed.writing import measure_write
+
+    stages = Stages(listener)
+    figures = measure_write(write, stages)
+    return as_result("write", None, Corpus("random numbers", ()), stages, figures)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-__all__ = ["ARM_NAMES", "markdown", "tables_of"]
+__all__ = ["ARM_NAMES", "WAY_NAMES", "markdown", "tables_of"]
 
 ARM_NAMES: Mapping[str, str] = {
     "prompt": "as text",
@@ -16,6 +16,14 @@ ARM_NAMES: Mapping[str, str] = {
     "remote": "injected from remote",
     "cached": "ceiling",
     "mem0": "Mem0, pasted",
+}
+
+WAY_NAMES: Mapping[str, str] = {
+    "kernel": "one launch, segments on the device",
+    "kernel_from_host": "one launch, segments in host memory",
+    "chain": "torch, layer by layer, segments on the device",
+    "copy": "plain copy on the device",
+    "copy_from_host": "plain copy from host memory",
 }
 
 Table = tuple[str, str]
@@ -43,6 +51,7 @@ def tables_of(result: Mapping[str, Any]) -> list[Table]:
         "throughput": _throughput,
         "ingest": _ingest,
         "scale": _scale,
+        "write": _write,
     }
     return makers[result["bench"]](result)
 
@@ -178,3 +187,20 @@ def _scale(result: Mapping[str, Any]) -> list[Table]:
         for cell in result["sizes"]
     ]
     return [(f"Recall and planning, k={result['k']}", markdown(head, rows))]
+
+
+def _write(result: Mapping[str, Any]) -> list[Table]:
+    ks = list(result["mib"])
+    head = ["", *(f"k={k[1:]}, {number(result['mib'][k], 1)} MiB" for k in ks)]
+    cells = result["cells"]
+    times = [[WAY_NAMES[w], *(spread(cells[w][k]["write_ms"], 2) for k in ks)] for w in cells]
+    rates = [[WAY_NAMES[w], *(number(cells[w][k]["gb_per_second"]) for k in ks)] for w in cells]
+    ratios = [
+        [name.replace("_", " "), *(number(row[k], 2) for k in ks)]
+        for name, row in result["ratios"].items()
+    ]
+    return [
+        ("Until all is written, ms: median (quartiles)", markdown(head, times)),
+        ("GB/s, read and written", markdown(head, rates)),
+        ("Ratios of medians", markdown(head, ratios)),
+    ]

@@ -25,6 +25,7 @@ def bench(*args, code):
         (("throughput", "--arm", "disk"), "disk"),
         (("throughput", "--users", "0"), "users"),
         (("scale", "--sizes", "10,5"), "sizes"),
+        (("write", "--device", "cpu", "--k", "0"), "ks=(0,)"),
         (("ttft", "--arm", "disk", "--base-url", "http://127.0.0.1:1", "--data", "no"), "no"),
     ],
 )
