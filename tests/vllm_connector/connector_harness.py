@@ -28,6 +28,7 @@ with warnings.catch_warnings():
 
     from inferscale_sdk.vllm_connector.connector import InferScaleConnector
 
+from inferscale_sdk.hardware import cpu_dtype
 from inferscale_sdk.kv.key import segment_key
 from inferscale_sdk.kv.segment import Segment
 from inferscale_sdk.protocol import (
@@ -45,6 +46,8 @@ from inferscale_sdk.protocol import (
 from inferscale_sdk.server import connector_name
 
 BLOCK = 128
+# A CPU without fast 16-bit arithmetic is slow and coarse in bfloat16; there it is not used either.
+DTYPE = "float32" if cpu_dtype() == "float32" else "bfloat16"
 
 
 @dataclass
@@ -238,7 +241,7 @@ def start_harness(
     model: Path,
     disk: Path,
     *,
-    dtype: str = "bfloat16",
+    dtype: str = DTYPE,
     adapter: Path | None = None,
     engine: dict[str, Any] | None = None,
     **extra: Any,
@@ -281,13 +284,3 @@ def start_harness(
     harness.ask([harness.ping.probe_token_id] * PROBE_TOKENS, ProbeOp(), n=2)
     harness.ping = PingAnswer.model_validate(harness.ask([5], PingOp()).answer)
     return harness
-
-
-def ulp_distance(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """How many representable bf16 numbers lie between two tensors, element by element."""
-
-    def ordered(x: torch.Tensor) -> torch.Tensor:
-        bits = x.contiguous().view(torch.int16).to(torch.int32)
-        return torch.where(bits < 0, -(bits & 0x7FFF), bits)
-
-    return (ordered(a) - ordered(b)).abs()

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import pytest
 import torch
-from connector_harness import BLOCK, Harness, ulp_distance
+from connector_harness import BLOCK, Harness
 
 from inferscale_sdk.vllm_connector.layers import slots_of
 from inferscale_sdk.vllm_connector.metadata import CaptureStep, LoadPlan
 
 
 def cache_bits(harness: Harness, block_ids: tuple[int, ...], n_tokens: int) -> torch.Tensor:
-    """Raw bits of the cache's first ``n_tokens``: int16 [layer, kv, kv_head, …]."""
+    """Raw bits of the cache's first ``n_tokens``: integers [layer, kv, kv_head, …]."""
     layers = []
     for module in harness.worker._stack.modules:
         n_blocks, heads, block, _ = module.kv_cache.shape
         head_dim = module.head_size
         cache = module.kv_cache.view(n_blocks, heads, 2, block * head_dim)[list(block_ids)]
-        keys, values = cache.view(torch.int16).unbind(2)  # each [block, kv_head, packed]
+        bits = torch.int16 if cache.itemsize == 2 else torch.int32
+        keys, values = cache.view(bits).unbind(2)  # each [block, kv_head, packed]
         if module.isa == "vec":  # keys lie channel by channel, values token by token
             keys = keys.unflatten(2, (head_dim, block)).transpose(2, 3)
             values = values.unflatten(2, (block, head_dim))
@@ -83,7 +84,11 @@ def test_same_logprobs_as_a_local_prefix_hit(harness, prose) -> None:
 
 @pytest.mark.field_fault(11)
 def test_layer0_keys_at_other_positions(harness, prose, monkeypatch) -> None:
-    """Layer 0 sees no context, so moved keys must be the prefilled ones but for rounding."""
+    """Layer 0 sees no context, so moved keys must be the prefilled ones but for rounding.
+
+    In float32 the units are so small that the projection's own sums show, which run in another
+    order at another place of the batch.
+    """
     start, stop = 200, 232
     fact = prose[start:stop]
     (key,) = harness.encode(prose[:stop], [(start, stop)], tag="moved")
@@ -112,11 +117,14 @@ def test_layer0_keys_at_other_positions(harness, prose, monkeypatch) -> None:
         # A pair of channels is turned as one vector, so the unit is that of the pair's length.
         half = expected.shape[-1] // 2
         pair = expected.float().view(*expected.shape[:-1], 2, half).norm(dim=-2)
-        unit = 2.0 ** (pair.log2().floor() - 7)
+        mantissa, limit, same = {torch.bfloat16: (7, 1, 0.6), torch.float32: (23, 4, 0)}[
+            expected.dtype
+        ]
+        unit = 2.0 ** (pair.log2().floor() - mantissa)
         error = (moved.float() - expected.float()).abs().view(*pair.shape[:-1], 2, half)
         worst = float((error / unit.unsqueeze(-2)).max())
-        assert worst <= 1.0
-        assert float((ulp_distance(moved, expected) == 0).float().mean()) > 0.6
+        assert worst <= limit
+        assert float((moved == expected).float().mean()) >= same
 
 
 def test_moved_values_are_not_touched(harness, prose, monkeypatch) -> None:
