@@ -28,7 +28,7 @@ from inferscale_sdk.types import InjectionStatus
 if TYPE_CHECKING:
     from inferscale_sdk import Memory, VLLMEngine
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
 FACTS = [f"Shelf {i} of the workshop holds {i * 9 + 4} boxes of screws." for i in range(14)]
 QUESTION = "How many boxes does shelf 7 hold?"

@@ -282,7 +282,7 @@ async def run_load(engine: VLLMEngine, folder: Path, users: int, requests: int):
         pytest.param(16, 200, id="short"),
         pytest.param(
             100,
-            3200,
+            2200,
             id="long",
             marks=[pytest.mark.slow, pytest.mark.timeout(3000)],
         ),
