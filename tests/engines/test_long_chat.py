@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from inferscale_sdk import Memory
+from inferscale_sdk.engines.base import Sampling
 from inferscale_sdk.testing.fake_embedder import FakeEmbedder
 
 
@@ -22,7 +23,7 @@ def test_memory_in_a_long_chat_leaves_the_history_in_the_prefix_cache(engine, tm
         computed = []
         for turn in range(4):
             plan = memory.prepare(chat, facts=facts, user_id="ada", max_tokens=8)
-            report = memory.complete(plan).report
+            report = memory.complete(plan, sampling=Sampling(max_tokens=8)).report
             computed.append((report.prefilled_tokens, report.prompt_tokens))
             chat += [
                 {"role": "assistant", "content": "They are bright and quiet. " * 12},
@@ -35,6 +36,6 @@ def test_memory_in_a_long_chat_leaves_the_history_in_the_prefix_cache(engine, tm
         # Other facts: the history behind them is computed again, the facts are not.
         others = memory.search("windows of room 11", user_id="ada", top_k=3)
         plan = memory.prepare(chat, facts=others, user_id="ada", max_tokens=8)
-        report = memory.complete(plan).report
+        report = memory.complete(plan, sampling=Sampling(max_tokens=8)).report
         assert report.injected_tokens > 0
         assert report.prefilled_tokens <= report.prompt_tokens - report.injected_tokens
