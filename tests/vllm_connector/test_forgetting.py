@@ -5,9 +5,9 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-import connector_harness  # noqa: F401 - imports vllm, whose own warnings it switches off
 import pytest
 import torch
+from scheduler_scene import ask, hello, scheduler_of, step
 
 from inferscale_sdk.kv.key import UNOWNED, token_digest
 from inferscale_sdk.kv.layout import SegmentLayout
@@ -23,14 +23,12 @@ from inferscale_sdk.protocol import (
 )
 from inferscale_sdk.testing.tier_suite import make_key
 from inferscale_sdk.vllm_connector.capture import Recorder
-from inferscale_sdk.vllm_connector.config import ConnectorConfig
 from inferscale_sdk.vllm_connector.index import SegmentIndex
 from inferscale_sdk.vllm_connector.metadata import (
     Captured,
     CaptureStep,
     Commands,
     Forgotten,
-    Hello,
     Span,
     Staged,
     WorkerReport,
@@ -47,39 +45,11 @@ FACTS = EncodeOp(
 
 @pytest.fixture(params=[1, 2])
 def half(request: pytest.FixtureRequest) -> SchedulerHalf:
-    identity: Any = SimpleNamespace(fingerprint="model")
-    scheduler = SchedulerHalf(ConnectorConfig(require_probe=False), identity)
-    hello = Hello(2, 64, "bfloat16", world_size=request.param)
-    scheduler.absorb(WorkerReport(hello=[hello] * request.param))
-    return scheduler
+    return scheduler_of(*[hello(request.param)] * request.param, require_probe=False)
 
 
 def begin(half: SchedulerHalf, request_id: str, op: Any, salt: str | None = None) -> Any:
-    """A request has come, and is scheduled if it is ready."""
-    asked = SimpleNamespace(
-        request_id=request_id,
-        kv_transfer_params={FIELD: op.model_dump(mode="json")},
-        prompt_token_ids=PROMPT,
-        mm_features=[],
-        lora_request=None,
-        cache_salt=salt,
-    )
-    half.on_new_request(asked)
-    return asked
-
-
-def step(half: SchedulerHalf, *computed: tuple[str, int, int]) -> Commands:
-    """A step that computes, of each request, tokens from and to."""
-    output: Any = SimpleNamespace(
-        scheduled_new_reqs=[
-            SimpleNamespace(req_id=name, num_computed_tokens=first) for name, first, _ in computed
-        ],
-        scheduled_cached_reqs=SimpleNamespace(req_ids=[], num_computed_tokens=[]),
-        num_scheduled_tokens={name: last - first for name, first, last in computed},
-        total_num_scheduled_tokens=sum(last - first for _, first, last in computed),
-        kv_connector_block_state=SimpleNamespace(get_block_ids=lambda request_id: ([0],)),
-    )
-    return half.commands(output)
+    return ask(half, request_id, op, PROMPT, salt)
 
 
 def said(half: SchedulerHalf, **what: Any) -> None:

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
-import connector_harness  # noqa: F401 - imports vllm, whose own warnings it switches off
 import pytest
+from scheduler_scene import ask, hello, scheduler_of, step
 
 from inferscale_sdk.protocol import FIELD, ForgetOp, LocateOp, ProbeVerdict, Reason
 from inferscale_sdk.testing.tier_suite import make_key
-from inferscale_sdk.vllm_connector.config import ConnectorConfig
 from inferscale_sdk.vllm_connector.metadata import (
-    Commands,
     Forgotten,
-    Hello,
     Located,
     Order,
     Probed,
@@ -28,57 +24,27 @@ WORSE = ProbeVerdict(status="exact", max_key_error=0.01, worst_layer="7")
 BAD = ProbeVerdict(status="text_only", reason="layer 3 does not rotate")
 
 
-def hello(text_only_reason: str = "") -> Hello:
-    return Hello(2, 64, "bfloat16", world_size=2, text_only_reason=text_only_reason)
-
-
 @pytest.fixture
 def half() -> SchedulerHalf:
-    identity: Any = SimpleNamespace(fingerprint="model")
-    scheduler = SchedulerHalf(ConnectorConfig(), identity)
-    scheduler.absorb(WorkerReport(hello=[hello(), hello()]))
-    return scheduler
-
-
-def request(request_id: str, op: Any, prompt: tuple[int, ...] = (5,)) -> Any:
-    return SimpleNamespace(
-        request_id=request_id,
-        kv_transfer_params={FIELD: op.model_dump(mode="json")},
-        prompt_token_ids=list(prompt),
-        mm_features=[],
-        lora_request=None,
-        cache_salt=None,
-    )
+    return scheduler_of(hello(2), hello(2))
 
 
 def begin(half: SchedulerHalf, request_id: str, op: Any) -> Any:
-    asked = request(request_id, op)
-    half.on_new_request(asked)
+    asked = ask(half, request_id, op, [5])
     half.match(asked, 0)
     return asked
-
-
-def commands(half: SchedulerHalf) -> Commands:
-    nothing: Any = SimpleNamespace(
-        scheduled_new_reqs=[],
-        scheduled_cached_reqs=SimpleNamespace(req_ids=[], num_computed_tokens=[]),
-        num_scheduled_tokens={},
-        total_num_scheduled_tokens=0,
-        kv_connector_block_state=None,
-    )
-    return half.commands(nothing)
 
 
 def test_a_late_word_on_an_earlier_forget_does_not_count_for_a_later_one(
     half: SchedulerHalf,
 ) -> None:
     first = begin(half, "first", ForgetOp(keys=(A,)))
-    (early,) = commands(half).forget
+    (early,) = step(half).forget
     assert early.keys == (A,)
     half.absorb(WorkerReport(forgotten=[Forgotten(early.serial, A, existed=True)]))
     half.finished(first)  # its client is gone, and one rank has not spoken yet
     second = begin(half, "second", ForgetOp(keys=(A,)))
-    (late,) = commands(half).forget
+    (late,) = step(half).forget
     assert late.serial != early.serial
     half.absorb(WorkerReport(forgotten=[Forgotten(late.serial, A, existed=False)]))
     half.absorb(WorkerReport(forgotten=[Forgotten(early.serial, A, existed=True)]))
@@ -95,7 +61,7 @@ def test_a_late_word_on_an_earlier_locate_does_not_count_for_a_later_one(
 ) -> None:
     first = begin(half, "first", LocateOp(keys=(A, B)))
     second = begin(half, "second", LocateOp(keys=(A, B)))
-    early, late = commands(half).locate
+    early, late = step(half).locate
     for order, where in ((early, ("disk",)), (late, ())):
         found = [Located(order.serial, key, where) for key in (A, B)]
         half.absorb(WorkerReport(located=found))
@@ -113,7 +79,7 @@ def test_a_late_word_on_an_earlier_locate_does_not_count_for_a_later_one(
 def test_nothing_to_forget_is_answered_at_once(half: SchedulerHalf) -> None:
     asked = begin(half, "r", ForgetOp(keys=()))
     assert half.match(asked, 0) == 0
-    assert commands(half).forget == ()
+    assert step(half).forget == ()
 
 
 def probes(half: SchedulerHalf, *found: tuple[str, int, ProbeVerdict]) -> ProbeVerdict:
@@ -148,10 +114,8 @@ def test_a_better_probe_does_not_hide_a_rank_that_failed_meanwhile(half: Schedul
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
 def test_a_rank_whose_model_cannot_be_read_speaks_for_all(order: tuple[int, int]) -> None:
-    identity: Any = SimpleNamespace(fingerprint="model")
-    scheduler = SchedulerHalf(ConnectorConfig(), identity)
-    both = (hello(), hello("layers with recurrent state"))
-    scheduler.absorb(WorkerReport(hello=[both[i] for i in order]))
+    both = (hello(2), hello(2, "layers with recurrent state"))
+    scheduler = scheduler_of(*(both[i] for i in order))
     assert scheduler._core.hello is both[1]
     assert scheduler._core.why_no_injection() is Reason.PROBE_FAILED
 
@@ -166,7 +130,7 @@ def test_orders_have_serials_of_their_own(half: SchedulerHalf) -> None:
     for n in range(3):
         begin(half, f"f{n}", ForgetOp(keys=(A, B, A)))
         begin(half, f"l{n}", LocateOp(keys=(A,)))
-    sent = commands(half)
+    sent = step(half)
     orders = (*sent.forget, *sent.locate)
     assert len({order.serial for order in orders}) == 6
     assert sent.forget[0] == Order(sent.forget[0].serial, (A, B))
