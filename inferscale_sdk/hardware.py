@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import platform
-from functools import cache
 from pathlib import Path
 
 __all__ = ["cpu_dtype"]
@@ -22,12 +21,7 @@ def cpu_dtype(cpuinfo: Path = _CPUINFO) -> str:
         ``"auto"``, the dtype of the weights, or ``"float32"`` if this CPU has no fast arithmetic
         for 16-bit weights. A machine that does not say what it can do gets ``"auto"``.
     """
-    return _cpu_dtype(cpuinfo, platform.machine())
-
-
-@cache
-def _cpu_dtype(cpuinfo: Path, machine: str) -> str:
-    wanted = _X86 if machine in ("x86_64", "AMD64") else _ARM if machine == "aarch64" else None
+    wanted = {"x86_64": _X86, "AMD64": _X86, "aarch64": _ARM}.get(platform.machine())
     try:
         lines = cpuinfo.read_text().splitlines()
     except OSError:

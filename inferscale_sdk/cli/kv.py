@@ -161,7 +161,7 @@ def _folder_stats(folder: Path) -> dict[str, Any]:
 
     models: dict[str, dict[str, int]] = {}
     try:
-        for shard in files.shard_folders(folder) if folder.is_dir() else []:
+        for shard in files.shard_folders(folder):
             found = list(files.scan(shard))
             models[f"{shard.parent.name}/{shard.name}"] = {
                 "segments": len(found),

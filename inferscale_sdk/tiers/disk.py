@@ -100,8 +100,7 @@ class DiskTier(BudgetedTier):
                 "choose another folder or mend its permissions"
             ) from error
         with contextlib.suppress(OSError):  # others' may be closed to this user
-            for folder in files.shard_folders(self._root):
-                files.remove_abandoned(folder)
+            files.remove_all_abandoned(self._root)
         self._budget.recount(self._listing(), self._read_tag)
 
     @property

@@ -23,6 +23,7 @@ if sys.platform != "win32":
     import fcntl
 
 __all__ = [
+    "ABANDONED_AFTER_SECONDS",
     "StoredFile",
     "create_locked",
     "is_segment_file",
@@ -33,6 +34,7 @@ __all__ = [
     "read",
     "read_head",
     "remove_abandoned",
+    "remove_all_abandoned",
     "remove_quarantined",
     "scan",
     "segment_path",
@@ -46,7 +48,7 @@ _TEMPORARY = ".tmp"
 _QUARANTINE = "quarantine"
 _FOLDER_MODE, _FILE_MODE = 0o700, 0o600
 # Where file locks do not work, a temporary file this old has no writer any more.
-_ABANDONED_AFTER_SECONDS = 3600.0
+ABANDONED_AFTER_SECONDS = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +67,10 @@ def shard_folder(root: Path, fingerprint: str, rank: int, suffix: str = "") -> P
 
 
 def shard_folders(root: Path) -> list[Path]:
-    """The folders of every model and rank under ``root``; one that may not be read is an error."""
+    """The folders of every model and rank under ``root``, none if there is no ``root``.
+
+    One that may not be read is an error.
+    """
     models = [Path(entry.path) for entry in _entries(root) if entry.is_dir()]
     return [
         Path(entry.path)
@@ -265,6 +270,16 @@ def remove_abandoned(
     return sum(_is_abandoned(path, before, remove=not dry_run) for path in folder.glob(names))
 
 
+def remove_all_abandoned(
+    root: Path, *, older_than_seconds: float = 0.0, dry_run: bool = False
+) -> int:
+    """The same under every model and rank."""
+    return sum(
+        remove_abandoned(folder, older_than_seconds=older_than_seconds, dry_run=dry_run)
+        for folder in shard_folders(root)
+    )
+
+
 def _is_abandoned(path: Path, before: float, *, remove: bool) -> bool:
     descriptor = open_abandoned(path)
     if descriptor is None:
@@ -293,7 +308,7 @@ def open_abandoned(path: Path) -> int | None:
     try:
         abandoned = _lock(descriptor)
     except OSError:  # a file system without locks
-        abandoned = time.time() - os.fstat(descriptor).st_mtime > _ABANDONED_AFTER_SECONDS
+        abandoned = time.time() - os.fstat(descriptor).st_mtime > ABANDONED_AFTER_SECONDS
     if abandoned:
         return descriptor
     os.close(descriptor)

@@ -80,7 +80,7 @@ def segments(root: Path) -> Iterator[FolderSegment]:
         StoreError: A folder cannot be listed.
     """
     try:
-        for shard in files.shard_folders(root) if root.is_dir() else []:
+        for shard in files.shard_folders(root):
             for entry in files.scan(shard):
                 yield _segment(shard, entry)
     except OSError as error:
@@ -111,7 +111,7 @@ def locate(root: Path, keys: Collection[str]) -> dict[str, tuple[str, ...]]:
 
 def _locate(root: Path, keys: Collection[str]) -> dict[str, tuple[str, ...]]:
     found: dict[str, dict[str, None]] = {key: {} for key in keys}
-    for shard in files.shard_folders(root) if root.is_dir() else []:
+    for shard in files.shard_folders(root):
         listed: dict[Path, list[str]] = {}
         aside = {name.partition(".")[0] for name in _names(shard / "quarantine")}
         for key, places in found.items():
@@ -144,7 +144,7 @@ def remove(root: Path, key: str) -> int:
     """
     removed = 0
     try:
-        for shard in files.shard_folders(root) if root.is_dir() else []:
+        for shard in files.shard_folders(root):
             path = files.segment_path(shard, key)
             if files.is_segment_file(path):
                 path.unlink(missing_ok=True)
@@ -163,9 +163,8 @@ def remove_abandoned(root: Path, *, older_than_seconds: float, dry_run: bool = F
         StoreError: A folder cannot be listed, or a file cannot be removed.
     """
     try:
-        return sum(
-            files.remove_abandoned(shard, older_than_seconds=older_than_seconds, dry_run=dry_run)
-            for shard in (files.shard_folders(root) if root.is_dir() else [])
+        return files.remove_all_abandoned(
+            root, older_than_seconds=older_than_seconds, dry_run=dry_run
         )
     except OSError as error:
         raise StoreError(f"{root} cannot be cleaned up: {error}; mend its permissions") from error

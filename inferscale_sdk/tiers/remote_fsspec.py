@@ -11,7 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from inferscale_sdk.errors import ConfigurationError, MissingDependency
-from inferscale_sdk.tiers.files import remove_abandoned, shard_folders, write_atomically
+from inferscale_sdk.tiers.files import (
+    ABANDONED_AFTER_SECONDS,
+    remove_all_abandoned,
+    write_atomically,
+)
 from inferscale_sdk.tiers.names import SUFFIX
 from inferscale_sdk.tiers.remote_base import ObjectStore, StoredObject, safe_url
 
@@ -21,7 +25,6 @@ __all__ = ["FsspecObjects"]
 # can be seen, so it is written beside its place and moved.
 _WHOLE = frozenset({"memory", "s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "adl", "oss", "oci"})
 _TEMPORARY = ".tmp"
-_ABANDONED_AFTER_SECONDS = 3600.0
 _TIMES = ("mtime", "LastModified", "last_modified", "updated", "created")
 
 
@@ -72,8 +75,7 @@ class FsspecObjects(ObjectStore):
         self._ttl = ttl_seconds
         if self._local is not None:
             with contextlib.suppress(OSError):  # it may be away now; listings clean up, too
-                for folder in shard_folders(self._local):
-                    remove_abandoned(folder)
+                remove_all_abandoned(self._local)
 
     def get(self, name: str) -> bytes | None:  # noqa: D102 - as in the contract
         path = self._path(name)
@@ -143,7 +145,7 @@ class FsspecObjects(ObjectStore):
     def _remove_abandoned(self, path: str, info: Mapping[str, Any]) -> None:
         """Remove a temporary file that is too old to be written to any more."""
         modified = _modified(info)
-        if modified is not None and time.time() > modified + _ABANDONED_AFTER_SECONDS:
+        if modified is not None and time.time() > modified + ABANDONED_AFTER_SECONDS:
             with contextlib.suppress(FileNotFoundError):
                 self._fs.rm_file(path)
 

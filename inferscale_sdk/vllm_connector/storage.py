@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from inferscale_sdk.errors import StoreError
@@ -154,12 +154,13 @@ class DeviceShelf(Shelf):
 
     def __getitem__(self, key: str) -> Segment:
         segment = self._device.get(key)
-        if segment is None:
-            segment = self._host[key]
-            try:
-                self._device.put(segment)
-            except StoreError:
-                return segment  # larger than the arena, or another model's
+        return self._raised(key) if segment is None else segment
+
+    def _raised(self, key: str) -> Segment:
+        """The segment from host memory; on the device as well, if it fits."""
+        segment = self._host[key]
+        with suppress(StoreError):  # no room, or another model's
+            self._device.put(segment)
         return segment
 
     @contextmanager
@@ -181,11 +182,9 @@ class DeviceShelf(Shelf):
     def _lend(self, key: str, held: list[str]) -> Lent:
         lent = self._device.lend(key)
         if lent is None:
-            segment = self._host[key]
-            try:
-                self._device.put(segment)
-            except StoreError:
-                return segment  # no room, or another model's
+            segment = self._raised(key)
+            if not self._device.contains(key):
+                return segment
             lent = self._device.lend(key)
             assert lent is not None
         held.append(key)

@@ -12,8 +12,6 @@ from inferscale_sdk.engines.transformers.cache import Cache, append, new_cache, 
 from inferscale_sdk.engines.transformers.loading import (
     LoadedModel,
     load_model,
-    pick_device,
-    pick_dtype,
 )
 from inferscale_sdk.engines.transformers.proving import Proof, prove
 from inferscale_sdk.engines.transformers.runner import Runner
@@ -56,11 +54,10 @@ class ScoringModel:
         Raises:
             IncompatibleModel: It cannot take injected memory.
         """
-        target = pick_device(device)
         model = load_model(
             source,
-            device=target,
-            dtype=pick_dtype(dtype, target),
+            device=device,
+            dtype=dtype,
             max_model_len=None,
             digest_cache=None,
         )

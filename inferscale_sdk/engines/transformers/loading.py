@@ -103,8 +103,8 @@ def pick_dtype(given: str | torch.dtype | None, device: torch.device) -> torch.d
 def load_model(
     source: str,
     *,
-    device: torch.device,
-    dtype: torch.dtype | str,
+    device: str | torch.device | None,
+    dtype: str | torch.dtype | None,
     max_model_len: int | None,
     digest_cache: Path | None,
     trust_remote_code: bool = False,
@@ -113,22 +113,24 @@ def load_model(
 
     Args:
         source: Folder or name.
-        device: Where it shall run.
-        dtype: What it shall compute in, ``"auto"`` for the dtype of its weights.
+        device: Where it shall run, see :func:`pick_device`.
+        dtype: What it shall compute in, see :func:`pick_dtype`.
         max_model_len: Context length to keep to, ``None`` for the model's own.
         digest_cache: Where digests of weight files are remembered.
         trust_remote_code: Run code that comes with the model.
 
     Raises:
-        ConfigurationError: There is no such model, or ``max_model_len`` is not to be had.
+        ConfigurationError: There is no such model, device or dtype, or ``max_model_len`` is not to
+            be had.
     """
+    target = pick_device(device)
     try:
         module = AutoModelForCausalLM.from_pretrained(
-            source, dtype=dtype, trust_remote_code=trust_remote_code
+            source, dtype=pick_dtype(dtype, target), trust_remote_code=trust_remote_code
         )
     except (OSError, ValueError) as error:
         raise ConfigurationError(f"no model can be loaded from {source!r}: {error}") from error
-    module = module.to(device).eval()
+    module = module.to(target).eval()
     text_config = module.config.get_text_config()
     config = text_config.to_dict()
     own_dtype: torch.dtype = module.dtype
@@ -142,7 +144,7 @@ def load_model(
         ),
         max_model_len=_context(text_config, max_model_len),
         eos_ids=_eos_ids(module),
-        device=device,
+        device=target,
         dtype=own_dtype,
     )
 

@@ -16,7 +16,7 @@ import torch
 from inferscale_sdk._version import __version__
 from inferscale_sdk.engines.base import EngineInfo
 from inferscale_sdk.engines.transformers.jobs import Core, EncodeJob, GenerateJob, Job, Sink
-from inferscale_sdk.engines.transformers.loading import load_model, pick_device, pick_dtype
+from inferscale_sdk.engines.transformers.loading import load_model
 from inferscale_sdk.engines.transformers.proving import prove
 from inferscale_sdk.engines.transformers.requests import Request
 from inferscale_sdk.engines.transformers.runner import Runner
@@ -67,11 +67,10 @@ class Runtime:
     def __init__(self, source: str, name: str, options: RuntimeOptions) -> None:
         self._source, self._name, self._options = source, name, options
         folder = options.disk_path
-        target = pick_device(options.device)
         self.model = load_model(
             source,
-            device=target,
-            dtype=pick_dtype(options.dtype, target),
+            device=options.device,
+            dtype=options.dtype,
             max_model_len=options.max_model_len,
             digest_cache=folder / "fingerprints.json" if folder else None,
             trust_remote_code=options.trust_remote_code,
