@@ -1,7 +1,7 @@
 # make setup   build .venv (client) and .venv-vllm (server); does nothing when they are up to date
 # make demo    a real model on a real vLLM server, memory as text against memory as KV
 # make test    the whole test suite, client and server side
-# make models the model matrix, slow; writes docs/models.md
+# make models the model matrix, slow; writes docs/models.md; segments from one engine in the other
 # make reliability every fault and, unless recorded already, make load; writes docs/reliability.md
 # make load   100 users at once, slow
 # make lint    ruff, mypy, import contracts
@@ -80,6 +80,7 @@ test: setup
 
 models: setup
 	INFERSCALE_RECORD_MODELS=1 $(SERVER)/bin/python -m pytest tests/vllm_connector/test_matrix.py -m connector $(ARGS)
+	$(CLIENT)/bin/python -m pytest tests/engines/test_cross_engine.py -m slow $(ARGS)
 
 # A record of each kind stays in build/ until its own part runs again.
 RECORDS := build/reliability

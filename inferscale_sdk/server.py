@@ -30,6 +30,11 @@ _RECURRENT_LAYERS = frozenset(
 )
 _RECURRENT_FIELDS = ("mamba_", "ssm_", "linear_num_", "linear_key_", "conv_L_cache")
 _SMALL_MACHINE_CPUS = 8
+_IN_PROCESS = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
+_CHOOSES_PROCESSES = frozenset(
+    ["--distributed-executor-backend", "--tensor-parallel-size", "--pipeline-parallel-size"]
+    + ["--data-parallel-size", "-tp", "-pp", "-dp", "--nnodes"]
+)
 
 ServerCommand = tuple[list[str], dict[str, str]]
 """Arguments, and what to add to the environment."""
@@ -108,12 +113,19 @@ def server_command(
         argv += ["--max-model-len", str(max_model_len)]
     if on_cpu if eager is None else eager:
         argv += ["--enforce-eager"]
+    own_threads = on_cpu and (threads is not None or len(_usable_cpus()) <= _SMALL_MACHINE_CPUS)
+    if own_threads and not _CHOOSES_PROCESSES & {argument.split("=")[0] for argument in extra}:
+        # A worker process of its own costs 600 MiB, a quarter more time per token on two cores
+        # (vLLM's scheduler spins while it waits for it) and ten seconds at the start. vLLM turns
+        # "uni" into "mp" on a CPU, since only a process of its own takes thread settings from
+        # vLLM; here they are in the environment, so the class is named itself.
+        argv += ["--distributed-executor-backend", _IN_PROCESS]
     if connector:
         given = {key: value for key, value in config.items() if value is not None}
         argv += ["--kv-transfer-config", _transfer_config(connector_name(model), given)]
-    env = _environment(
-        model, on_cpu=on_cpu, kv_cache_gib=kv_cache_gib, threads=threads, secret=secret
-    )
+    env = _environment(model, on_cpu=on_cpu, kv_cache_gib=kv_cache_gib, secret=secret)
+    if own_threads:
+        env |= _thread_settings(threads or len(_usable_cpus()))
     if connector and remote_url:
         # It may hold a password, and everybody may read a command line.
         env["INFERSCALE_REMOTE_URL"] = str(remote_url)
@@ -186,7 +198,6 @@ def _environment(
     *,
     on_cpu: bool,
     kv_cache_gib: int | None,
-    threads: int | None,
     secret: str | bytes | None,
 ) -> dict[str, str]:
     env = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "TOKENIZERS_PARALLELISM": "false"}
@@ -198,16 +209,19 @@ def _environment(
     if not on_cpu:
         return env
     env["VLLM_CPU_KVCACHE_SPACE"] = str(kv_cache_gib or 1)
-    cpus = len(_usable_cpus())
-    if threads is not None or cpus <= _SMALL_MACHINE_CPUS:
+    return env
+
+
+def _thread_settings(threads: int) -> dict[str, str]:
+    return {
         # vLLM's own binding sets two cores aside (scheduler, connector) and takes one thread of
         # each core; on a small machine that leaves next to nothing.
-        env["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
-        env["OMP_NUM_THREADS"] = str(threads or cpus)
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "OMP_NUM_THREADS": str(threads),
         # The client, the HTTP server and the scheduler need the same cores as the model: a thread
         # that spins while it waits takes them away, and next to any other load it waits for ever.
-        env["OMP_WAIT_POLICY"] = "PASSIVE"
-    return env
+        "OMP_WAIT_POLICY": "PASSIVE",
+    }
 
 
 def _usable_cpus() -> Sequence[int]:

@@ -97,6 +97,28 @@ def test_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     assert env_with(64, threads=8)["OMP_NUM_THREADS"] == "8"
 
 
+@pytest.mark.parametrize(
+    ("cpus", "extra", "in_process"),
+    [
+        (2, [], True),
+        (64, [], False),
+        (2, ["--tensor-parallel-size", "2"], False),
+        (2, ["-tp=2"], False),
+    ],
+)
+def test_no_worker_process_on_a_small_machine(
+    cpus: int, extra: list[str], in_process: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server_module, "_usable_cpus", lambda: range(cpus))
+    argv, _ = server_command("m", python="/py", port=1, cpu=True, extra=extra)
+    assert ("--distributed-executor-backend" in argv) == in_process
+    if in_process:
+        assert _value(argv, "--distributed-executor-backend").endswith(".UniProcExecutor")
+    # On a GPU vLLM chooses that by itself.
+    argv, _ = server_command("m", python="/py", port=1, cpu=False, extra=extra)
+    assert "--distributed-executor-backend" not in argv
+
+
 def test_the_secret_is_not_on_the_command_line() -> None:
     argv, env = server_command("m", python="/py", port=1, secret=b"0123456789abcdef")
     assert env["INFERSCALE_SERVER_SECRET"] == "0123456789abcdef"

@@ -17,8 +17,12 @@ from inferscale_sdk.demo.storage import (
     loss_table,
     measure_storage_loss,
 )
+from inferscale_sdk.hardware import cpu_dtype
 
 pytestmark = [pytest.mark.engine]
+
+
+IN_16_BITS = cpu_dtype() == "auto"
 
 
 @pytest.fixture(scope="module")
@@ -55,10 +59,12 @@ def test_as_cache_loses_nothing(losses: dict[str, StorageLoss]) -> None:
 def test_half_the_bytes_cost_no_more_than_rounding_does(losses: dict[str, StorageLoss]) -> None:
     floor = losses[FLOOR]
     assert floor.kl_mean > 0
-    # Several times the floor would still be nothing next to what injection itself changes.
     for storage, times in (("int8", 3), ("fp8", 6)):
-        assert losses[storage].kl_mean < times * floor.kl_mean
+        # Several times the floor would still be nothing next to what injection itself changes.
         assert losses[storage].kl_mean < losses[TEXT].kl_mean / 10
+        # A model that computes in float32 rounds a hundred times less than one byte can hold.
+        if IN_16_BITS:
+            assert losses[storage].kl_mean < times * floor.kl_mean
     assert losses["int8"].kl_mean < losses["int4"].kl_mean
 
 
@@ -66,4 +72,4 @@ def test_the_table_has_a_row_for_each(losses: dict[str, StorageLoss]) -> None:
     rows: list[Any] = loss_table(list(losses.values())).splitlines()
     assert len(rows) == 2 + len(losses) == 8
     assert rows[2].startswith(f"| {FLOOR} |  |  |  | 0.")
-    assert rows[5].startswith("| `int8` | 5")
+    assert rows[5].startswith("| `int8` | 5" if IN_16_BITS else "| `int8` | 26")

@@ -38,7 +38,7 @@ N_FACTS = 48
 GROUP = 8
 """Facts encoded in one prompt."""
 RECALLED = 8
-N_PROMPTS = 50
+N_PROMPTS = [16, pytest.param(50, marks=pytest.mark.slow)]
 ANSWER = Sampling(max_tokens=12)
 OTHER_CHUNK = 24
 """Tokens computed at once by the engine that shows the noise."""
@@ -65,7 +65,7 @@ class Work:
         ]
 
 
-def make_work(engine: Engine) -> Work:
+def make_work(engine: Engine, n_prompts: int) -> Work:
     planner = Planner(engine.tokenizer, store_secret=secrets.token_bytes(32))
     scope = Namespace(user_id="cross-" + secrets.token_hex(4))
     lives = [load_life(user) for user in life_users()]
@@ -110,7 +110,7 @@ def make_work(engine: Engine) -> Work:
             max_model_len=engine.info().max_model_len,
             reserve_tokens=ANSWER.max_tokens,
         )
-        for i in range(N_PROMPTS)
+        for i in range(n_prompts)
     ]
     assert len(encodes) == N_FACTS // GROUP
     return Work(tuple(encodes), tuple(prompts))
@@ -143,8 +143,13 @@ class Results:
     answers: Mapping[str, list[str]]
 
 
-@pytest.fixture(scope="module")
-def results(engine: VLLMEngine, model_path: Path, server_folder: Path) -> Iterator[Results]:
+@pytest.fixture(scope="module", params=N_PROMPTS)
+def results(
+    engine: VLLMEngine,
+    model_path: Path,
+    server_folder: Path,
+    request: pytest.FixtureRequest,
+) -> Iterator[Results]:
     folder = server_folder / "kv"
     options = {"max_model_len": 4096, "max_batch": 1}
     with (
@@ -154,7 +159,7 @@ def results(engine: VLLMEngine, model_path: Path, server_folder: Path) -> Iterat
         ) as chunked,
     ):
         assert embedded.info().fingerprint == engine.info().fingerprint
-        work = make_work(engine)
+        work = make_work(engine, request.param)
         disk = DiskTier(folder, engine.info().fingerprint)
 
         def on_disk() -> dict[str, Segment]:
@@ -208,6 +213,7 @@ Tell = Callable[[str, object], None]
 
 def test_segments_agree(results: Results, tell: Tell) -> None:
     made = results.segments
+    in_16_bits = next(iter(made["vllm"].values())).data.dtype.itemsize == 2
     for key, segment in made["vllm"].items():
         other = made["transformers"][key]
         assert (segment.origin, segment.token_digest) == (other.origin, other.token_digest)
@@ -217,25 +223,29 @@ def test_segments_agree(results: Results, tell: Tell) -> None:
     for name in ("keys", "values"):
         tell(f"{name}, with other chunks (rms, largest)", noise[name])
         tell(f"{name}, from vLLM (rms, largest)", cross[name])
-        # Measured: 1.1 times the noise in the mean, 0.9 to 1.5 times in the largest entry.
+        # Measured in bfloat16: 1.1 times the noise in the mean, 0.9 to 1.5 times in the largest
+        # entry. In float32, where nothing is rounded in between, the engines' kernels differ by
+        # more than the chunks do: 2.9 times in the mean.
+        factor = 1 if in_16_bits else 3
         assert noise[name][0] > 0
-        assert cross[name][0] <= 1.5 * noise[name][0]
-        assert cross[name][1] <= 3 * noise[name][1]
+        assert cross[name][0] <= factor * 1.5 * noise[name][0]
+        assert cross[name][1] <= factor * 3 * noise[name][1]
 
 
 def test_answers_agree(results: Results, tell: Tell) -> None:
     said = results.answers
+    n_prompts = len(said["vllm from vllm"])
     noise = agreement(said["transformers from transformers"], said["chunked from chunked"])
-    tell(f"of {N_PROMPTS} answers the same, with other chunks", noise)
+    tell(f"of {n_prompts} answers the same, with other chunks", noise)
     pairs = (
         ("transformers from transformers", "transformers from vllm"),
         ("vllm from vllm", "vllm from transformers"),
         ("transformers from transformers", "vllm from vllm"),
     )
-    share = noise / N_PROMPTS
+    share = noise / n_prompts
     # Two counts of the same share differ by that much in one of twenty runs.
-    slack = 2 * math.sqrt(2 * N_PROMPTS * share * (1 - share))
+    slack = 2 * math.sqrt(2 * n_prompts * share * (1 - share))
     for one, other in pairs:
         count = agreement(said[one], said[other])
-        tell(f"of {N_PROMPTS} answers the same, {one} and {other}", count)
+        tell(f"of {n_prompts} answers the same, {one} and {other}", count)
         assert count >= noise - slack
