@@ -209,6 +209,9 @@ def _environment(
     if not on_cpu:
         return env
     env["VLLM_CPU_KVCACHE_SPACE"] = str(kv_cache_gib or 1)
+    # oneDNN keeps machine code for the last 1,024 shapes, and every batch size brings some: a
+    # server grew by 0.6 MiB with each request. With this many it stays as it is.
+    env["ONEDNN_PRIMITIVE_CACHE_CAPACITY"] = "64"
     return env
 
 
