@@ -32,8 +32,16 @@ _RECURRENT_FIELDS = ("mamba_", "ssm_", "linear_num_", "linear_key_", "conv_L_cac
 _SMALL_MACHINE_CPUS = 8
 _IN_PROCESS = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
 _CHOOSES_PROCESSES = frozenset(
-    ["--distributed-executor-backend", "--tensor-parallel-size", "--pipeline-parallel-size"]
-    + ["--data-parallel-size", "-tp", "-pp", "-dp", "--nnodes"]
+    {
+        "--distributed-executor-backend",
+        "--tensor-parallel-size",
+        "--pipeline-parallel-size",
+        "--data-parallel-size",
+        "--nnodes",
+        "-tp",
+        "-pp",
+        "-dp",
+    }
 )
 
 ServerCommand = tuple[list[str], dict[str, str]]
