@@ -74,8 +74,10 @@ $(SERVER_STAMP): pyproject.toml Makefile
 demo: setup
 	@$(CLIENT)/bin/inferscale demo $(ARGS)
 
+# Units side by side; what computes with a real model takes the machine for itself.
 test: setup
-	$(CLIENT)/bin/python -m pytest tests -m "not connector and $(NOT_HERE)" $(ARGS)
+	$(CLIENT)/bin/python -m pytest tests -m "not engine and not connector and $(NOT_HERE)" --numprocesses auto --dist loadfile $(ARGS)
+	$(CLIENT)/bin/python -m pytest tests -m "engine and not connector and $(NOT_HERE)" $(ARGS)
 	$(SERVER)/bin/python -m pytest tests/vllm_connector -m "connector and $(NOT_HERE)" $(ARGS)
 
 models: setup

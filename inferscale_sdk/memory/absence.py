@@ -7,6 +7,7 @@ import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 
 from inferscale_sdk.engines.base import Engine
@@ -17,6 +18,8 @@ from inferscale_sdk.tiers import folder as kv_files
 from inferscale_sdk.types import Namespace
 
 __all__ = ["Evidence", "Place", "gather", "look"]
+
+_ALL = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +60,9 @@ class Place:
 def gather(store: FactStore, fact_ids: Sequence[str], scope: Namespace) -> Evidence:
     """What deleting these facts must remove. Facts deleted softly before count, too.
 
+    Captures that were asked for and never recorded may be these facts': who asked may have died in
+    between. They are put on the forget ledger; if one is under way, its fact is encoded again.
+
     Raises:
         NotFoundError: The scope never held one of them.
     """
@@ -67,7 +73,8 @@ def gather(store: FactStore, fact_ids: Sequence[str], scope: Namespace) -> Evide
         fact = store.get(fact_id, scope, include_deleted=True)
         about = json.dumps(dict(fact.metadata), ensure_ascii=False) if fact.metadata else ""
         texts.update(dict.fromkeys(t for t in (fact.speaker, fact.source, about) if t))
-    keys = dict.fromkeys([*store.keys_behind(list(fact_ids)), *store.forget_queue()])
+    store.queue_forget(store.orphans(datetime.now(UTC), _ALL))
+    keys = dict.fromkeys([*store.keys_behind(list(fact_ids)), *store.forget_queue(_ALL)])
     return Evidence(tuple(fact_ids), scope, tuple(texts), tuple(keys))
 
 

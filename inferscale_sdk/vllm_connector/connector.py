@@ -26,6 +26,7 @@ from inferscale_sdk.vllm_connector.config import ConnectorConfig
 from inferscale_sdk.vllm_connector.identity import identify
 from inferscale_sdk.vllm_connector.metadata import Commands, WorkerReport
 from inferscale_sdk.vllm_connector.metrics import ConnectorStats, PromMetrics
+from inferscale_sdk.vllm_connector.parent import end_with_parent
 from inferscale_sdk.vllm_connector.scheduler import SchedulerHalf
 from inferscale_sdk.vllm_connector.worker import WorkerHalf
 
@@ -108,6 +109,7 @@ class InferScaleConnector(KVConnectorBase_V1):  # type: ignore[misc]
         self.worker: WorkerHalf | None = None
         if role is KVConnectorRole.SCHEDULER:
             self.scheduler = SchedulerHalf(config, identity)
+            end_with_parent()
         else:
             self.worker = WorkerHalf(
                 config,

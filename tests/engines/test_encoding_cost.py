@@ -15,12 +15,13 @@ from inferscale_sdk.testing.fake_embedder import FakeEmbedder
 
 pytestmark = pytest.mark.engine
 
-N_FACTS, N_CONVERSATIONS = 500, 5
+N_CONVERSATIONS = 5
 THINGS = ("a blue kayak", "two lamps", "an old atlas", "a jar of honey", "the choir's score")
 
 
-def test_500_facts_behind_windows_of_20(
-    engine: VLLMEngine, tmp_path: Path, record_property: pytest.RecordProperty
+@pytest.mark.parametrize("n_facts", [200, pytest.param(500, marks=pytest.mark.slow)])
+def test_facts_behind_windows_of_20(
+    engine: VLLMEngine, tmp_path: Path, record_property: pytest.RecordProperty, n_facts: int
 ) -> None:
     memory = Memory(
         engine,
@@ -34,7 +35,7 @@ def test_500_facts_behind_windows_of_20(
             memory.add(
                 [
                     f"On visit {i} to shop {conversation} Mara got {THINGS[i % 5]} for {i} euros."
-                    for i in range(N_FACTS // N_CONVERSATIONS)
+                    for i in range(n_facts // N_CONVERSATIONS)
                 ],
                 user_id="mara",
                 conversation_id=f"shop-{conversation}",
@@ -43,19 +44,19 @@ def test_500_facts_behind_windows_of_20(
         assert memory.wait_encoded(timeout=240, user_id="mara")
         encode_seconds = time.perf_counter() - started
         progress = memory.stats().encoding
-        facts = memory.get_all(user_id="mara", limit=N_FACTS)
-        assert progress.encoded == N_FACTS == len(facts)
+        facts = memory.get_all(user_id="mara", limit=n_facts)
+        assert progress.encoded == n_facts == len(facts)
 
         lines = [engine.tokenizer.encode_plain(f"- {fact.text}\n") for fact in facts]
-        size = -(-N_FACTS // progress.requests)
+        size = -(-n_facts // progress.requests)
         started = time.perf_counter()
-        for start in range(0, N_FACTS, size):
+        for start in range(0, n_facts, size):
             tokens = tuple(t for line in lines[start : start + size] for t in line)
             plan = PromptPlan(token_ids=tokens, cache_salt=f"own-{start}")
             engine.generate(plan, Sampling(max_tokens=1))
         own_seconds = time.perf_counter() - started
 
-    window_tokens = 20 * progress.own_tokens / N_FACTS
+    window_tokens = 20 * progress.own_tokens / n_facts
     allowed = 3 * progress.own_tokens + N_CONVERSATIONS * window_tokens
     record_property("prompt_tokens", progress.prompt_tokens)
     record_property("own_tokens", progress.own_tokens)

@@ -279,7 +279,7 @@ async def run_load(engine: VLLMEngine, folder: Path, users: int, requests: int):
 @pytest.mark.parametrize(
     ("users", "requests"),
     [
-        pytest.param(16, 200, id="short", marks=pytest.mark.timeout(900)),
+        pytest.param(12, 120, id="short", marks=pytest.mark.timeout(900)),
         pytest.param(
             100,
             2200,
