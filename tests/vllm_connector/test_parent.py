@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 from inferscale_sdk.vllm_connector.parent import end_with_parent
 
@@ -25,7 +26,8 @@ def engine(deaf):
     time.sleep(300)
 
 if __name__ == "__main__":
-    child = multiprocessing.get_context("spawn").Process(target=engine, args=(sys.argv[1] == "deaf",))
+    spawn = multiprocessing.get_context("spawn")
+    child = spawn.Process(target=engine, args=(sys.argv[1] == "deaf",))
     child.start()
     print(child.pid, flush=True)
     child.join()
@@ -53,9 +55,8 @@ def gone(pid: int, within: float) -> bool:
     while time.monotonic() < deadline:
         try:
             os.kill(pid, 0)
-            with open(f"/proc/{pid}/stat") as stat:
-                if stat.read().rpartition(")")[2].split()[0] == "Z":
-                    return True
+            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
+                return True
         except (ProcessLookupError, FileNotFoundError):
             return True
         time.sleep(0.1)
