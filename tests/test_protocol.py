@@ -101,6 +101,24 @@ def test_a_signature_holds_for_this_operation_and_these_tokens_only(op) -> None:
         assert verify(moved, [1, 2, 3], SECRET) == (other == op)
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"op": "\ud83d"},
+        {"op": "ping", "\ud83d": 1},
+        {"op": "ping", "x": "\ud83d"},
+        {"op": "stats", "report_ids": ["\ud83d"]},
+        {"op": "stats", "report_ids": [{"\ud83d": 1}]},
+        {"op": "ping", "v": "\ud83d"},
+    ],
+    ids=ascii,
+)
+def test_half_a_character_is_refused_in_words_that_can_be_sent(fields: Any) -> None:
+    with pytest.raises(ProtocolError) as caught:
+        parse_operation({"v": 1, **fields})
+    assert str(caught.value).encode()
+
+
 def test_a_field_nobody_uses_does_not_spoil_the_signature() -> None:
     """Client and server may be of neighbouring releases."""
 

@@ -13,7 +13,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from inferscale_sdk.prompt.handles import strip_handles
+from inferscale_sdk.prompt.strings import require_strings
 from inferscale_sdk.types import Message
+from inferscale_sdk.unicode import require_unicode
 
 __all__ = ["TOOL_PLACEHOLDER", "Swept", "has_markers", "sweep", "sweep_text"]
 
@@ -47,7 +49,12 @@ def has_markers(value: Any) -> bool:
 
 
 def sweep_text(text: str) -> tuple[str, tuple[str, ...]]:
-    """``text`` without markers, and the markers, each once, in the order of their mention."""
+    """``text`` without markers, and the markers, each once, in the order of their mention.
+
+    Raises:
+        ConfigurationError: It is not Unicode text.
+    """
+    require_unicode(text, "the prompt")
     return strip_handles(text), tuple(dict.fromkeys(_LOOKS_LIKE.findall(text)))
 
 
@@ -59,8 +66,12 @@ def sweep(messages: Sequence[Message | Mapping[str, Any]]) -> Swept:
 
     Args:
         messages: OpenAI-style messages; content may be text, a list of parts, or absent.
+
+    Raises:
+        ConfigurationError: A string in a message is not Unicode text.
     """
     plain = [_as_dict(message) for message in messages]
+    require_strings(plain, "a message")
     markers: dict[str, None] = {}
     for message in reversed(plain):
         for text in _strings(message):

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from inferscale_sdk.prompt.base import ChatTokenizer, EncodePlan, PromptPlan
+from inferscale_sdk.prompt.strings import require_strings
 from inferscale_sdk.protocol import EncodeAnswer, ProbeVerdict, StatsAnswer
 from inferscale_sdk.types import InjectionReport
 
@@ -25,6 +26,9 @@ class Sampling:
         stop: Stop strings.
         seed: For repeatable sampling.
         extra: Further request fields, passed on as they are (``logprobs``, ``tools`` …).
+
+    Raises:
+        ConfigurationError: A string among them is not Unicode text.
     """
 
     max_tokens: int = 256
@@ -33,6 +37,9 @@ class Sampling:
     stop: tuple[str, ...] = ()
     seed: int | None = None
     extra: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        require_strings([self.stop, self.extra], "the sampling")
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from typing import Any
 from inferscale_sdk.errors import ConfigurationError
 from inferscale_sdk.sqlite.times import from_us, to_us
 from inferscale_sdk.types import Fact, FactEvent, FactEventKind, Namespace, NewFact
+from inferscale_sdk.unicode import require_unicode
 
 __all__ = [
     "EVENT_COLUMNS",
@@ -107,13 +108,7 @@ def check_text(text: str, max_chars: int) -> None:
 def _check_string(value: object, name: str) -> None:
     if not isinstance(value, str):
         raise ConfigurationError(f"{name}={value!r} is a {type(value).__name__}, not a string")
-    try:
-        value.encode()
-    except UnicodeEncodeError as error:
-        raise ConfigurationError(
-            f"{name} holds a lone surrogate at character {error.start}; decode the text properly "
-            "or replace it"
-        ) from None
+    require_unicode(value, name)
 
 
 def dump_metadata(metadata: Mapping[str, Any]) -> str:

@@ -12,6 +12,7 @@ from inferscale_sdk.memory.turns import ChatMessage, MessagesLike, as_chat, last
 from inferscale_sdk.memory.values import Answer, PlanRequest, PreparedPlan
 from inferscale_sdk.memory.verbs import Verbs
 from inferscale_sdk.prompt.base import PromptPlan
+from inferscale_sdk.prompt.strings import require_strings
 from inferscale_sdk.recall.base import RecallQuery
 from inferscale_sdk.types import Fact, FactHandle, InjectionReport, Namespace, ScoredFact
 
@@ -77,6 +78,7 @@ class AnswerVerbs(Verbs):
         serving = self._parts.serving
         scope = self._namespace(user_id, agent_id, run_id, app_id)
         chat = as_chat(messages)
+        require_strings([tools, template_kwargs], "a tool or a variable of the chat template")
         request = PlanRequest(
             messages=tuple(chat),
             scope=scope,

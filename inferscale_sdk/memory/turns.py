@@ -12,6 +12,7 @@ from inferscale_sdk.errors import ConfigurationError
 from inferscale_sdk.prompt.handles import strip_handles
 from inferscale_sdk.prompt.strings import map_message
 from inferscale_sdk.types import Message, NewFact
+from inferscale_sdk.unicode import require_unicode
 
 __all__ = ["ChatMessage", "MessagesLike", "as_chat", "as_turns", "last_user_text", "split_text"]
 
@@ -28,9 +29,15 @@ def as_chat(messages: MessagesLike) -> list[ChatMessage]:
     they stand for is planned apart, and one that a user typed must not reach the model.
 
     Raises:
-        ConfigurationError: A message has no role, or its content is not text.
+        ConfigurationError: A message has no role, its content is not text, or a string in it is no
+            Unicode text.
     """
     return [_chat_message(item) for item in _items(messages)]
+
+
+def _read(text: str) -> str:
+    """A string of a message as the model may have it."""
+    return strip_handles(require_unicode(text, "a message"))
 
 
 def _items(messages: MessagesLike) -> list[Any]:
@@ -41,10 +48,10 @@ def _items(messages: MessagesLike) -> list[Any]:
 
 def _chat_message(item: str | ChatMessage) -> ChatMessage:
     if isinstance(item, str):
-        return Message("user", strip_handles(item))
+        return Message("user", _read(item))
     if isinstance(item, Message):
-        content = strip_handles(_text_of(item.content))
-        turn = Message(strip_handles(item.role), content, _name(item.name), item.timestamp)
+        content = _read(_text_of(item.content))
+        turn = Message(_read(item.role), content, _name(item.name), item.timestamp)
         return item if turn == item else turn
     if not isinstance(item, Mapping):
         raise ConfigurationError(
@@ -54,9 +61,9 @@ def _chat_message(item: str | ChatMessage) -> ChatMessage:
         raise ConfigurationError(
             f"a message needs a role (system, user, assistant, tool), got keys {list(item)}"
         )
-    content = strip_handles(_text_of(item.get("content")))
+    content = _read(_text_of(item.get("content")))
     # Set once more, because a key that lost a handle may have become one of these.
-    clean = {**map_message(item, strip_handles), "role": strip_handles(item["role"])}
+    clean = {**map_message(item, _read), "role": _read(item["role"])}
     clean["content"] = content
     if "name" in item and (name := _name(item["name"])) != item["name"]:
         clean["name"] = name
@@ -67,7 +74,7 @@ def _chat_message(item: str | ChatMessage) -> ChatMessage:
 
 def _name(name: Any) -> Any:
     """A name without handles; ``None`` if it was nothing else."""
-    if not isinstance(name, str) or (clean := strip_handles(name)) == name:
+    if not isinstance(name, str) or (clean := _read(name)) == name:
         return name
     return clean.strip() or None
 

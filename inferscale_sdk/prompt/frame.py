@@ -9,6 +9,7 @@ from datetime import datetime
 
 from inferscale_sdk.errors import ConfigurationError
 from inferscale_sdk.types import Fact
+from inferscale_sdk.unicode import require_unicode
 
 __all__ = ["DEFAULT_FRAME", "Frame"]
 
@@ -35,7 +36,7 @@ class Frame:
 
     Raises:
         ConfigurationError: ``header`` does not end in a line break, so that the first fact would
-            run into it.
+            run into it, or a text is not Unicode text.
     """
 
     system: str | None = None
@@ -50,6 +51,8 @@ class Frame:
                 f"the frame's header {self.header!r} must end in a line break, "
                 "so that the first fact starts a line of its own"
             )
+        for name in ("system", "header", "footer", "bullet"):
+            require_unicode(getattr(self, name) or "", f"the frame's {name}")
         parts = [_LINE_FORMAT, self.system, self.header, self.footer, self.bullet]
         digest = hashlib.blake2b(json.dumps(parts).encode(), digest_size=8).hexdigest()
         object.__setattr__(self, "version", digest)

@@ -7,8 +7,9 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
 from inferscale_sdk.errors import ConfigurationError
+from inferscale_sdk.unicode import require_unicode
 
-__all__ = ["map_message", "map_strings", "map_tool"]
+__all__ = ["map_message", "map_strings", "map_tool", "require_strings"]
 
 Change: TypeAlias = Callable[[str], str]
 
@@ -28,6 +29,15 @@ def map_strings(value: Any, change: Change) -> Any:
         raise ConfigurationError(
             "a message or tool is nested too deeply; send its inner part as text"
         ) from None
+
+
+def require_strings(value: Any, what: str) -> None:
+    """Refuse what holds a string, at any depth, that is not Unicode text.
+
+    Raises:
+        ConfigurationError: It does, or is nested too deeply.
+    """
+    map_strings(value, lambda text: require_unicode(text, what))
 
 
 def map_message(message: Mapping[str, Any], change: Change) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from inferscale_sdk.errors import ConfigurationError, MissingDependency
 from inferscale_sdk.prompt.base import ChatTokenizer
 from inferscale_sdk.prompt.template import ChatTemplate
 from inferscale_sdk.types import Message
+from inferscale_sdk.unicode import require_unicode
 
 __all__ = ["TransformersChatTokenizer", "as_mapping"]
 
@@ -137,7 +138,8 @@ class TransformersChatTokenizer(ChatTokenizer):
 
     @staticmethod
     def _ids(tokenizer: Any, text: str) -> list[int]:
-        ids: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
+        whole = require_unicode(text, "the prompt")
+        ids: list[int] = tokenizer.encode(whole, add_special_tokens=False).ids
         return ids
 
 

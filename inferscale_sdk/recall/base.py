@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from inferscale_sdk.errors import ConfigurationError
 from inferscale_sdk.types import Fact, Namespace
+from inferscale_sdk.unicode import require_unicode
 
 if TYPE_CHECKING:
     import numpy as np
@@ -71,11 +72,13 @@ class RecallQuery:
     threshold: float | None = None
 
     def __post_init__(self) -> None:
-        """Check the threshold, which no index could compare otherwise.
+        """Check what no index could compare otherwise.
 
         Raises:
-            ConfigurationError: It is not a finite number.
+            ConfigurationError: The question is not Unicode text, or the threshold not a finite
+                number.
         """
+        require_unicode(self.text, "the question")
         least = self.threshold
         if least is None:
             return

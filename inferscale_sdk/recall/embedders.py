@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from inferscale_sdk.errors import ConfigurationError, MissingDependency
-from inferscale_sdk.recall.terms import clean
+from inferscale_sdk.unicode import require_unicode
 
 if TYPE_CHECKING:
     import numpy as np
@@ -79,23 +79,28 @@ class SentenceTransformerEmbedder:
         return int(get() if get else model.get_sentence_embedding_dimension())
 
     def embed(self, texts: Sequence[str]) -> NDArray[np.float32]:
-        """Vectors ``[text, dim]`` of facts, L2-normalised. Long texts are cut by the model."""
-        return self._encode([clean(text) for text in texts], "document")
+        """Vectors ``[text, dim]`` of facts, L2-normalised. Long texts are cut by the model.
+
+        Raises:
+            ConfigurationError: A text is not Unicode text.
+        """
+        return self._encode(texts, "document")
 
     def embed_query(self, text: str) -> NDArray[np.float32]:
-        """Vector ``[dim]`` of a question, L2-normalised."""
-        vector: NDArray[np.float32] = self._encode([clean(text)], "query")[0]
+        """Vector ``[dim]`` of a question, L2-normalised; raises as :meth:`embed`."""
+        vector: NDArray[np.float32] = self._encode([text], "query")[0]
         return vector
 
-    def _encode(self, texts: list[str], kind: str) -> NDArray[np.float32]:
+    def _encode(self, texts: Sequence[str], kind: str) -> NDArray[np.float32]:
         import numpy as np
 
+        whole = [require_unicode(text, f"the {kind}") for text in texts]
         model = self._loaded()
         # Models that distinguish questions from documents say so with prompts of these names.
         prompt = kind if (model.prompts or {}).get(kind) else None
         with self._lock:
             vectors = model.encode(
-                texts,
+                whole,
                 prompt_name=prompt,
                 batch_size=self._batch_size,
                 normalize_embeddings=True,

@@ -12,7 +12,7 @@ from inferscale_sdk.recall import catalog
 from inferscale_sdk.recall.base import Embedder, Hit, RecallIndex, RecallQuery
 from inferscale_sdk.recall.lexical import Matches, mark, rank
 from inferscale_sdk.recall.migrations import RECALL_SCHEMA
-from inferscale_sdk.recall.terms import clean, question_terms
+from inferscale_sdk.recall.terms import question_terms
 from inferscale_sdk.recall.vectors import VectorSource
 from inferscale_sdk.recall.views import PartitionView, ViewCache
 from inferscale_sdk.sqlite.clauses import check_count, check_owner, time_clause
@@ -183,7 +183,7 @@ class SQLiteRecall(RecallIndex):
         check_count(query.top_k, "top_k", least=1)
         filter_clause(query.filters, "item.metadata")
         time_clause("item.time_us", query.since, query.until)
-        text = clean(query.text)
+        text = query.text
         if not text.strip():
             return Found()
         vector = None if self._vectors is None else self._vectors.embed_query(text)

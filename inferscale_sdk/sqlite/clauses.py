@@ -10,6 +10,7 @@ from typing import Any
 from inferscale_sdk.errors import ConfigurationError, NamespaceError
 from inferscale_sdk.sqlite.times import to_us
 from inferscale_sdk.types import Namespace
+from inferscale_sdk.unicode import require_unicode
 
 __all__ = [
     "Clause",
@@ -59,14 +60,7 @@ def check_owner(namespace: Namespace, what: str) -> None:
             f"{what} names nobody; give at least one of user_id, agent_id, run_id, app_id"
         )
     for field in fields(namespace):
-        value = getattr(namespace, field.name)
-        try:
-            (value or "").encode()
-        except UnicodeEncodeError:
-            raise NamespaceError(
-                f"{field.name}={value!r} holds lone surrogates and cannot be stored; "
-                "decode the id properly"
-            ) from None
+        require_unicode(getattr(namespace, field.name) or "", field.name, NamespaceError)
 
 
 def owner_values(owner: Namespace) -> tuple[str | None, ...]:

@@ -24,6 +24,7 @@ from typing import Any, TypeGuard
 
 from inferscale_sdk.errors import ConfigurationError
 from inferscale_sdk.sqlite.clauses import Clause, all_of
+from inferscale_sdk.unicode import require_unicode
 
 __all__ = ["filter_clause"]
 
@@ -51,7 +52,7 @@ def filter_clause(filters: Mapping[str, Any] | None, column: str) -> Clause:
     for key, condition in filters.items():
         if not isinstance(key, str):
             raise ConfigurationError(f"filter key {key!r} is not a string")
-        _storable(key, f"filter key {key!r}")
+        require_unicode(key, f"filter key {key!r}")
         operators = condition if isinstance(condition, Mapping) else {"eq": condition}
         if not operators:
             raise ConfigurationError(
@@ -91,14 +92,6 @@ def _number(value: float, key: str) -> int | float:
     return value if -_INT64 <= value < _INT64 else float(value)
 
 
-def _storable(text: str, what: str) -> str:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise ConfigurationError(f"{what} holds lone surrogates; it can match nothing") from None
-    return text
-
-
 def _scalar_test(value: object, key: str) -> Clause:
     if value is None:
         return Clause("m.type = 'null'")
@@ -107,7 +100,7 @@ def _scalar_test(value: object, key: str) -> Clause:
     if _is_number(value):
         return Clause(f"{_NUMBER} AND m.value = ?", (_number(value, key),))
     if isinstance(value, str):
-        return Clause(f"{_TEXT} AND m.value = ?", (_storable(value, f"filter {key!r}"),))
+        return Clause(f"{_TEXT} AND m.value = ?", (require_unicode(value, f"filter {key!r}"),))
     hint = ' for "one of these" write {"in": […]}' if isinstance(value, list | tuple | set) else ""
     raise ConfigurationError(
         f"filter {key!r} compares with a {type(value).__name__}; "
@@ -128,7 +121,7 @@ def _comparison(name: str) -> Callable[[str, Any, str], Clause]:
         if _is_number(value):
             test = Clause(f"{_NUMBER} AND m.value {_COMPARISONS[name]} ?", (_number(value, key),))
         elif isinstance(value, str):
-            text = _storable(value, f"filter {key!r}")
+            text = require_unicode(value, f"filter {key!r}")
             test = Clause(f"{_TEXT} AND m.value {_COMPARISONS[name]} ?", (text,))
         else:
             raise ConfigurationError(
@@ -143,7 +136,7 @@ def _one_of(key: str, values: object, column: str) -> Clause:
     if isinstance(values, str) or not isinstance(values, list | tuple | set | frozenset):
         raise ConfigurationError(f"filter {key!r}: in takes a list, not {values!r}")
     members = list(values)
-    texts = [v for v in members if isinstance(v, str)]
+    texts = [require_unicode(v, f"filter {key!r}") for v in members if isinstance(v, str)]
     numbers = [_number(v, key) for v in members if _is_number(v)]
     tests = [_scalar_test(v, key) for v in members if not (isinstance(v, str) or _is_number(v))]
     # One JSON parameter holds any number of members, so that no limit on parameters is met.

@@ -53,7 +53,6 @@ HOSTILE = (
     "🍵 tea",
     "お茶が好き",
     "ชาเขียว",
-    "\ud800 tea",
     "'; DROP TABLE item; --",
     "the of and",
     "?!…",
@@ -129,6 +128,13 @@ class RecallSuite:
         assert set(ask(index, text)) <= {"f1", "f2"}
         index.upsert([make_fact("f3", text.strip() or "x")])
         assert set(ask(index, "green tea")) <= {"f1", "f2", "f3"}
+
+    def test_half_a_character_is_no_question(self, index: RecallIndex) -> None:
+        # No fact store takes such a text; should one, its facts are found all the same.
+        index.upsert([make_fact("f1", "green \ud800 tea")])
+        assert ask(index, "green tea") == ["f1"]
+        with pytest.raises(ConfigurationError, match=r"surrogate U\+D800 at character 4"):
+            ask(index, "tea \ud800")
 
     def test_a_blank_question_finds_nothing(self, index: RecallIndex) -> None:
         index.upsert([make_fact("f1", "green tea")])

@@ -7,6 +7,7 @@ import json
 import pytest
 
 from inferscale_sdk.bridge import TOOL_PLACEHOLDER, deep_merge, has_markers, sweep, sweep_text
+from inferscale_sdk.errors import ConfigurationError
 from inferscale_sdk.types import Message
 
 A, B, C = (f"[[ifs:f{name}0{'a' * 20}b]]" for name in ("a", "b", "c"))
@@ -35,6 +36,23 @@ def test_markers_are_found_in_every_role_and_form(message):
     assert swept.markers == (A, B)
     assert len(swept.messages) == 2
     assert not has_markers(swept.messages)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        Message("system", "half a \ud83d character"),
+        {"role": "user", "content": [{"type": "text", "text": "\ud83d"}]},
+        {"role": "tool", "content": "found", "tool_call_id": "\ud83d"},
+        {**CALL, "\ud83d": 1},
+    ],
+    ids=ascii,
+)
+def test_half_a_character_is_refused(message):
+    with pytest.raises(ConfigurationError, match=r"surrogate U\+D83D"):
+        sweep([message, ASK])
+    with pytest.raises(ConfigurationError, match=r"surrogate U\+D83D"):
+        sweep_text("half a \ud83d character")
 
 
 def test_a_message_of_ours_counts_as_well():

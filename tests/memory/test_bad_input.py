@@ -7,9 +7,13 @@ import math
 import numpy as np
 import pytest
 
-from inferscale_sdk.errors import ConfigurationError, StoreError
+from inferscale_sdk.engines.base import Sampling
+from inferscale_sdk.errors import ConfigurationError, NamespaceError, StoreError
+from inferscale_sdk.memory import AsyncMemory
+from inferscale_sdk.prompt.frame import Frame
 from inferscale_sdk.recall.hybrid import HybridRecall
 from inferscale_sdk.testing.fake_embedder import FakeEmbedder
+from inferscale_sdk.types import Message
 
 
 @pytest.mark.parametrize("threshold", ["x", math.nan, math.inf, True, [0.5]])
@@ -41,6 +45,74 @@ def test_a_message_without_a_role_is_named(memory, message):
 def test_other_keys_are_let_be(memory, message):
     memory.add(message, user_id="alice")
     memory.answer([{"role": "user", "content": "tea?"}, message], user_id="alice")
+
+
+HALF = "half a \ud83d character"
+"""What badly decoded input leaves: no database, tokenizer or server takes it."""
+
+WITH_HALF = [
+    HALF,
+    [HALF],
+    Message("user", HALF),
+    Message(HALF, "tea?"),
+    Message("user", "tea?", name=HALF),
+    {"role": "user", "content": HALF},
+    {"role": "user", "content": [{"type": "text", "text": HALF}]},
+    {"role": HALF, "content": "tea?"},
+    {"role": "user", "content": "tea?", "name": HALF},
+    {"role": "user", "content": "tea?", HALF: 1},
+    [{"role": "system", "content": HALF}, {"role": "user", "content": "tea?"}],
+    [{"role": "user", "content": "tea?"}, {"role": "tool", "content": HALF, "tool_call_id": "1"}],
+    {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": '"\\ud83d"'}}]},
+]
+
+
+@pytest.mark.parametrize("messages", WITH_HALF, ids=ascii)
+async def test_half_a_character_in_a_message_is_refused_everywhere(memory, messages):
+    memory.add("I like tea", user_id="alice")
+    asynchronous = AsyncMemory.wrap(memory)
+    with pytest.raises(ConfigurationError, match=r"surrogate U\+D83D"):
+        await asynchronous.answer(messages, user_id="alice")
+    with pytest.raises(ConfigurationError, match=r"surrogate U\+D83D"):
+        await anext(aiter(asynchronous.stream(messages, user_id="alice")))
+    for take in (memory.add, memory.answer, memory.stream, memory.prepare):
+        with pytest.raises(ConfigurationError, match=r"surrogate U\+D83D"):
+            take(messages, user_id="alice")
+    assert memory.stats().degraded == 0, "it is the call that is wrong"
+    assert memory.count(user_id="alice") == 1
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"history": [{"role": "user", "content": HALF}]},
+        {"filters": {"topic": HALF}},
+        {"filters": {"topic": {"in": ["tea", HALF]}}},
+        {"filters": {HALF: 1}},
+        {"user_id": HALF},
+    ],
+    ids=ascii,
+)
+def test_half_a_character_beside_a_question_is_refused(memory, options):
+    memory.add("I like tea", user_id="alice")
+    with pytest.raises((ConfigurationError, NamespaceError), match=r"surrogate U\+D83D"):
+        memory.answer("tea?", **{"user_id": "alice", **options})
+
+
+def test_half_a_character_in_a_search_a_tool_or_a_setting_is_refused(memory):
+    memory.add("I like tea", user_id="alice")
+    for call in (
+        lambda: memory.search(HALF, user_id="alice"),
+        lambda: memory.handles(HALF, user_id="alice"),
+        lambda: memory.prepare("tea?", user_id="alice", tools=[{"name": HALF}]),
+        lambda: memory.prepare("tea?", user_id="alice", template_kwargs={"today": HALF}),
+        lambda: Sampling(stop=(HALF,)),
+        lambda: Sampling(extra={"guided": {"choice": [HALF]}}),
+        lambda: Frame(system=HALF),
+        lambda: Frame(header=f"{HALF}\n"),
+    ):
+        with pytest.raises(ConfigurationError, match=r"surrogate U\+D83D"):
+            call()
 
 
 @pytest.mark.parametrize("name", ["top_k", "max_fact_chars"])

@@ -98,6 +98,13 @@ def test_plain_text_never_holds_control_tokens(
         assert tokenizer.decode(ids) == "".join(pieces)
 
 
+def test_half_a_character_has_no_tokens(tokenizer_folder: Any) -> None:
+    tokenizer = _loaded(tokenizer_folder())
+    for encode in (tokenizer.encode, tokenizer.encode_plain):
+        with pytest.raises(ConfigurationError, match=r"surrogate U\+D83D"):
+            encode("half a \ud83d character")
+
+
 def test_control_tokens_are_special_or_the_templates_own(tokenizer_folder: Any) -> None:
     special = {"<|endoftext|>", "<|im_start|>", "<|im_end|>"}
     assert TransformersChatTokenizer(tokenizer_folder("chatml")).control_tokens == special
