@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING
 
 from inferscale_sdk.bench.speed.arms import BASIC_ARMS
 from inferscale_sdk.bench.speed.counters import EXTERNAL_HITS, read_counter, settled_counter
+from inferscale_sdk.bench.speed.encoding import encode_waiting
 from inferscale_sdk.bench.speed.listener import Listener, Stages
 from inferscale_sdk.config import settings
 from inferscale_sdk.demo.life import Life, load_life
 from inferscale_sdk.demo.measure import Measurement, PlannedQuestion, ask_all, count_requests
 from inferscale_sdk.demo.report import Answer, DemoReport, cells_of
 from inferscale_sdk.engines.base import Engine, Sampling
-from inferscale_sdk.errors import EngineError, IncompatibleModel
+from inferscale_sdk.errors import IncompatibleModel
 from inferscale_sdk.types import Message
 
 if TYPE_CHECKING:
@@ -29,7 +30,6 @@ __all__ = ["DemoOptions", "remember", "run_demo"]
 # Every request of two arms has a salt of its own and so fills new blocks: a round writes about
 # 40,000 tokens. The ceiling's prompts must still be there a round later.
 _KV_CACHE_GIB = 3
-_ENCODE_TIMEOUT_SECONDS = 600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +129,7 @@ def _prepare_memory(memory: Memory, life: Life, stages: Stages) -> int:
     """Remember and encode what is not yet; returns how many facts were encoded."""
     with stages.stage("remember", f"Remembering {len(life.turns)} turns of {life.name}"):
         remember(memory, life)
-    return _encode(memory, life, stages)
+    return encode_waiting(memory, stages)
 
 
 def remember(memory: Memory, life: Life) -> bool:
@@ -156,24 +156,6 @@ def _named(life: Life) -> list[Message]:
     return [replace(turn, name=name) if turn.role == "user" else turn for turn in life.messages()]
 
 
-def _encode(memory: Memory, life: Life, stages: Stages) -> int:
-    total = memory.stats().pending or 0
-    if total == 0:
-        return 0
-    with stages.progress("encode", "Encoding facts", total) as tell:
-        done = memory.wait_encoded(
-            _ENCODE_TIMEOUT_SECONDS,
-            user_id=life.user_id,
-            progress=lambda now: tell(total - now.pending),
-        )
-    if not done:
-        raise EngineError(
-            f"{memory.stats().pending} of {total} facts were not encoded within "
-            f"{_ENCODE_TIMEOUT_SECONDS:g} s; see the server's log"
-        )
-    return total
-
-
 def _plan_all(
     memory: Memory, life: Life, options: DemoOptions, stages: Stages
 ) -> list[PlannedQuestion]:
@@ -183,7 +165,7 @@ def _plan_all(
         lost = [planned for planned in plans if _has_lost(memory, planned)]
     if lost:
         # The folder was emptied behind our back. The memory has learnt of it by asking.
-        _encode(memory, life, stages)
+        encode_waiting(memory, stages)
         with stages.stage("recall", "Recalling facts again"):
             plans = _plans(memory, life, options)
     return plans

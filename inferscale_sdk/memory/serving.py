@@ -135,7 +135,10 @@ class Serving:
             self.encoder.drain(timeout=timeout, progress=progress, scope=scope)
             return self.encoder.is_done(scope)
         except (EngineUnavailable, EngineTimeout) as error:
-            log.warning("encoding stopped, the engine failed: %s", type(error).__name__)
+            log.warning(
+                "encoding paused, the engine failed: %s; what is left waits for the next attempt",
+                type(error).__name__,
+            )
             return False
 
     def add_stats(self, stats: MemoryStats) -> MemoryStats:

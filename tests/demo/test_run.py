@@ -9,6 +9,7 @@ from inferscale_sdk.bench.speed.arms import BASIC_ARMS, Arm
 from inferscale_sdk.config import settings
 from inferscale_sdk.demo import run
 from inferscale_sdk.demo.life import load_life
+from inferscale_sdk.errors import EngineTimeout
 from inferscale_sdk.memory import Memory
 from inferscale_sdk.recall import embedders
 from inferscale_sdk.testing.fake_embedder import FakeEmbedder
@@ -96,6 +97,17 @@ def test_kv_that_was_deleted_is_encoded_again(server):
 
     assert after.cell(Arm.INJECT, 50).injected_tokens == before.cell(Arm.INJECT, 50).injected_tokens
     assert after.proved
+
+
+def test_a_request_that_took_too_long_does_not_end_the_demo(server, monkeypatch):
+    encode, late = server.encode, [EngineTimeout("sent nothing for 60 s")]
+    monkeypatch.setattr(server, "encode", lambda plan: _raise(late.pop()) if late else encode(plan))
+
+    assert run.run_demo(Silent(), FAST).proved
+
+
+def _raise(error):
+    raise error
 
 
 def test_a_counter_that_disagrees_is_no_proof(server, monkeypatch):

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from inferscale_sdk.bench.speed.arms import Arm
 from inferscale_sdk.bench.speed.corpus import Corpus
+from inferscale_sdk.bench.speed.encoding import encode_waiting
 from inferscale_sdk.bench.speed.listener import Stages
 from inferscale_sdk.engines.base import Engine
-from inferscale_sdk.errors import ConfigurationError, EngineError, IncompatibleModel
+from inferscale_sdk.errors import ConfigurationError, IncompatibleModel
 from inferscale_sdk.ingest.windows import PrecedingTurns, WindowStrategy
 from inferscale_sdk.memory import Memory
 from inferscale_sdk.types import NewFact
@@ -27,7 +28,6 @@ __all__ = [
     "BedOptions",
     "bench_window",
     "check_engine",
-    "encode_waiting",
     "open_bed",
     "serving",
 ]
@@ -35,7 +35,6 @@ __all__ = [
 ASKED, OTHERS = "asked", "others"
 """Whose facts are asked for, and whose push them out of host memory."""
 
-_ENCODE_TIMEOUT_SECONDS = 1800.0
 # Room for one request of the largest k and a little more: what comes after pushes it out.
 _ROOM = 1.25
 _MIB = 1 << 20
@@ -236,27 +235,6 @@ def _remember(
         start = there + (0 if user == ASKED else options.facts)
         texts = corpus.facts(n - there, start=start)
         memory.add_facts([NewFact(text, f"bench-{user}") for text in texts], user_id=user)
-
-
-def encode_waiting(memory: Memory, stages: Stages) -> int:
-    """Encode what is not yet; returns how many facts were.
-
-    Raises:
-        EngineError: It took too long.
-    """
-    total = memory.stats().pending or 0
-    if total == 0:
-        return 0
-    with stages.progress("encode", "Encoding facts", total) as tell:
-        done = memory.wait_encoded(
-            _ENCODE_TIMEOUT_SECONDS, progress=lambda now: tell(total - now.pending)
-        )
-    if not done:
-        raise EngineError(
-            f"{memory.stats().pending} of {total} facts were not encoded within "
-            f"{_ENCODE_TIMEOUT_SECONDS:g} s; see the server's log"
-        )
-    return total
 
 
 # -- tiers ---------------------------------------------------------------------------------

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from inferscale_sdk.bench.speed.corpus import Corpus
+from inferscale_sdk.bench.speed.encoding import wait_while_encoding
 from inferscale_sdk.bench.speed.listener import Stages
 from inferscale_sdk.bench.speed.spread import Spread
 from inferscale_sdk.bench.speed.timing import collector_paused
 from inferscale_sdk.engines.base import Engine
-from inferscale_sdk.errors import ConfigurationError, EngineError
-from inferscale_sdk.ingest.progress import EncodeProgress
+from inferscale_sdk.errors import ConfigurationError
 from inferscale_sdk.ingest.windows import PrecedingTurns, WindowStrategy
 from inferscale_sdk.memory import Memory
 from inferscale_sdk.recall.base import Embedder
@@ -114,24 +114,23 @@ def ingest_memory(engine: Engine, folder: Any, embedder: Embedder) -> Any:
 def _encode(memory: Memory, texts: list[str], window: int) -> _Run:
     user = f"ingest-{secrets.token_hex(4)}"
     _remember(memory, user, texts[:window])
-    _wait(memory, user)
+    wait_while_encoding(memory, user_id=user)
     _remember(memory, user, texts[window:])
+    before = memory.stats().encoding
     started = time.perf_counter()
-    done = _wait(memory, user)
+    wait_while_encoding(memory, user_id=user)
     seconds = time.perf_counter() - started
-    n = len(texts) - window
-    return _Run(n / seconds, done.requests, done.prompt_tokens / max(1, done.own_tokens))
+    after = memory.stats().encoding
+    own = after.own_tokens - before.own_tokens
+    return _Run(
+        facts_per_second=(len(texts) - window) / seconds,
+        requests=after.requests - before.requests,
+        ratio=(after.prompt_tokens - before.prompt_tokens) / max(1, own),
+    )
 
 
 def _remember(memory: Memory, user: str, texts: list[str]) -> None:
     memory.add_facts([NewFact(text, "ingest") for text in texts], user_id=user)
-
-
-def _wait(memory: Memory, user: str) -> EncodeProgress:
-    last = [EncodeProgress()]
-    if not memory.wait_encoded(1800.0, user_id=user, progress=lambda now: last.append(now)):
-        raise EngineError("facts were not encoded within 1800 s; see the server's log")
-    return last[-1]
 
 
 def _cell(way: _Way, runs: list[_Run]) -> dict[str, Any]:

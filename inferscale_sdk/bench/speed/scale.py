@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from inferscale_sdk.bench.speed.bed import ASKED, bench_window
 from inferscale_sdk.bench.speed.corpus import QUESTIONS, Corpus
+from inferscale_sdk.bench.speed.encoding import wait_while_encoding
 from inferscale_sdk.bench.speed.listener import Stages
 from inferscale_sdk.bench.speed.spread import Spread
 from inferscale_sdk.bench.speed.timing import collector_paused
@@ -173,7 +174,7 @@ class _Filler:
                 memory.search("?", top_k=1, user_id=ASKED)
             indexed = time.perf_counter() - started
             with self.stages.stage("ledger", "Noting what has KV"):
-                memory.wait_encoded(3600.0, user_id=ASKED)
+                wait_while_encoding(memory, user_id=ASKED)
         added = asked + others
         return {
             "namespaces": 1 + -(-self.others // self.options.per_namespace),
