@@ -31,15 +31,18 @@ def main() -> None:
         user_id="alice",
     )
     memory.wait_encoded(60)
-    question = "What may I not eat?"
-    for scored in memory.search(question, top_k=2, user_id="alice"):
+    for scored in memory.search("What may I not eat?", top_k=2, user_id="alice"):
         print(f"{scored.score:.3f}  {scored.fact.text}")
 
-    notes = "\n".join(str(handle) for handle in memory.handles(question, user_id="alice"))
     model = ChatInferScale(user_id="alice", temperature=0, max_tokens=40)
-    answer = model.invoke([("system", f"What you know:\n{notes}"), ("user", question)])
-    print(answer.text.strip())
-    print(answer.response_metadata["inferscale"]["status"], answer.usage_metadata)
+    # The first question teaches the server the system text before the notes; from the second on,
+    # it and the notes are injected.
+    for question in ("What may I not eat?", "Can I have peanut butter?"):
+        notes = "\n".join(str(handle) for handle in memory.handles(question, user_id="alice"))
+        answer = model.invoke([("system", f"What you know:\n{notes}"), ("user", question)])
+        report = answer.response_metadata["inferscale"]
+        print(question, "->", answer.text.strip())
+        print(f"  {report['injected_tokens']} of {report['prompt_tokens']} prompt tokens injected")
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ PROMPT = ChatPromptTemplate.from_messages(
 
 
 def main() -> None:
-    """Add documents once, ask twice."""
+    """Add documents once, ask about them."""
     store = InferScaleVectorStore(collection="hostel", user_id="hostel")
     store.add_texts(HOUSE_RULES, ids=[f"rule-{i}" for i in range(len(HOUSE_RULES))])
     store.memory.wait_encoded(60)  # their KV is made ahead of time
@@ -33,11 +33,13 @@ def main() -> None:
         | PROMPT
         | ChatInferScale(user_id="hostel", temperature=0, max_tokens=40)
     )
+    # What stands before the documents is this chain's own, so the server learns it from the first
+    # question; from the second on, it and the documents are injected.
     for question in ("When is breakfast?", "What is the password of the network?"):
         answer = chain.invoke(question)
         report = answer.response_metadata["inferscale"]
         print(question, "->", answer.text.strip())
-        print(f"  {report['injected_tokens']} of {report['prompt_tokens']} tokens injected")
+        print(f"  {report['injected_tokens']} of {report['prompt_tokens']} prompt tokens injected")
 
 
 if __name__ == "__main__":

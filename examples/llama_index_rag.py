@@ -42,17 +42,21 @@ def main() -> None:
         user_id="handbook", temperature=0.0, max_tokens=40, on_report=reports.append
     )
     engine = RetrieverQueryEngine.from_args(library, llm=llm)
-    # The first question also teaches the server what stands before the chunks.
+    # What stands before the chunks is LlamaIndex's own, so the server learns it from the first
+    # question; from the second on, it and the chunks are injected.
     for question in ("How long does the crossing take?", "Where is lost property kept?"):
         answer = engine.query(question)
         print(question, "->", str(answer).strip())
-        print("  from:", *(node.text.replace("\n", " ")[:60] for node in answer.source_nodes))
-    print(f"{reports[-1].injected_tokens} of {reports[-1].prompt_tokens} tokens injected")
+        print("  from:", " | ".join(n.text.replace("\n", " ")[:60] for n in answer.source_nodes))
+        report = reports[-1]
+        print(f"  {report.injected_tokens} of {report.prompt_tokens} prompt tokens injected")
 
     # A changed document is refreshed: what it no longer says is forgotten.
     changed = Document(text=HANDBOOK.replace("twelve", "thirty"), id_="handbook")
     library.refresh([changed], transformations=chunks)
-    print(any("twelve" in node.text for node in library.retrieve("bicycles")), "- old text is gone")
+    found = " ".join(node.text for node in library.retrieve("bicycles"))
+    changed_everywhere = "thirty" in found and "twelve" not in found
+    print("After the change:", "thirty bicycles, not twelve" if changed_everywhere else found)
 
 
 if __name__ == "__main__":

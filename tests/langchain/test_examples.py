@@ -45,7 +45,10 @@ def test_every_example_is_run():
 @pytest.mark.parametrize("name", SAID)
 def test_example(name, env, capsys):
     runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
-    assert SAID[name] in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert SAID[name] in said
+    counts = [int(n) for n in re.findall(r"(\d+)(?: of \d+ prompt)? tokens injected", said)]
+    assert not counts or counts[-1] > 0
 
 
 def test_readme(env, capsys):

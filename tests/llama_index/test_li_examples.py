@@ -16,7 +16,7 @@ README = Path(__file__).parents[2] / "integrations" / "llama_index" / "README.md
 NOTEBOOK = EXAMPLES / "llama_index_memory.ipynb"
 SAID = {
     "llama_index_chat": "statements are remembered",
-    "llama_index_rag": "False - old text is gone",
+    "llama_index_rag": "After the change: thirty bicycles, not twelve",
     "llama_index_agent": "['My dog is called Salt.']",
 }
 pytestmark = [
@@ -51,7 +51,7 @@ def test_example(name, env, capsys):
     runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
     said = capsys.readouterr().out
     assert SAID[name] in said
-    counts = [int(n) for n in re.findall(r"(\d+)(?: of \d+)? tokens injected", said)]
+    counts = [int(n) for n in re.findall(r"(\d+)(?: of \d+ prompt)? tokens injected", said)]
     assert name == "llama_index_agent" or max(counts) > 0
 
 
