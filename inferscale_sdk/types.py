@@ -75,6 +75,11 @@ class Namespace:
                     f"{f.name} has {len(value)} characters, at most {MAX_ID_CHARS} are allowed"
                 )
 
+    def __str__(self) -> str:
+        """For people: ``user 'nora', agent 'tutor'``."""
+        named = ((f.name.removesuffix("_id"), getattr(self, f.name)) for f in fields(self))
+        return ", ".join(f"{kind} {value!r}" for kind, value in named if value) or "nobody"
+
     @property
     def is_empty(self) -> bool:
         """Whether no field is set."""

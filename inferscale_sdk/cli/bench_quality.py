@@ -11,6 +11,7 @@ import typer
 from inferscale_sdk.cli.listening import Progress
 from inferscale_sdk.cli.options import Json, Model, Plots, Seed
 from inferscale_sdk.cli.output import err, out, print_json
+from inferscale_sdk.cli.values import COUNT, folder_to_make, whole
 
 if TYPE_CHECKING:
     from inferscale_sdk.bench.quality.report import QualityReport, Row
@@ -47,14 +48,21 @@ def quality(
     ] = None,
     k: Annotated[
         list[int] | None,
-        typer.Option(help="Facts given to the model; may be repeated.", show_default="20"),
+        typer.Option(
+            help="Facts given to the model; may be repeated.", show_default="20", **whole(1, COUNT)
+        ),
     ] = None,
     evidence: Annotated[
         EvidenceChoice, typer.Option(help="Facts as recalled, or with the evidence among them.")
     ] = EvidenceChoice.NATURAL,
-    conversations: Annotated[int, typer.Option(min=0, help="The first so many; 0 for all.")] = 0,
+    conversations: Annotated[
+        int, typer.Option(help="The first so many; 0 for all.", **whole(0, COUNT))
+    ] = 0,
     questions: Annotated[
-        int, typer.Option(min=0, help="So many of each conversation, drawn at random; 0 for all.")
+        int,
+        typer.Option(
+            help="So many of each conversation, drawn at random; 0 for all.", **whole(0, COUNT)
+        ),
     ] = 20,
     unit: Annotated[
         UnitChoice, typer.Option(help="What counts as a fact.")
@@ -67,7 +75,7 @@ def quality(
         str | None, typer.Option(help="What to compute in.", show_default="that of the weights")
     ] = None,
     threads: Annotated[
-        int, typer.Option(min=0, help="Threads to compute with; 0 leaves it to torch.")
+        int, typer.Option(help="Threads to compute with; 0 leaves it to torch.", **whole(0, 1024))
     ] = 0,
     seed: Seed = 0,
     work: Annotated[
@@ -75,6 +83,8 @@ def quality(
         typer.Option(
             help="Results so far; a stopped run goes on there.",
             show_default="bench/quality under INFERSCALE_HOME",
+            parser=folder_to_make,
+            metavar="FOLDER",
         ),
     ] = None,
     plots: Plots = None,

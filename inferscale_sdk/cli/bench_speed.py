@@ -10,12 +10,12 @@ import typer
 from inferscale_sdk.cli.listening import Progress
 from inferscale_sdk.cli.options import BaseUrl, Json, Model, Plots, Seed
 from inferscale_sdk.cli.output import err, exit_unless_proved, out, print_json
+from inferscale_sdk.cli.values import COUNT, folder_to_make, integers, remote_address, whole
 
 __all__ = [
     "Data",
     "Work",
     "compare",
-    "numbers",
     "parse_arms",
     "show",
     "ttft",
@@ -30,6 +30,8 @@ Work = Annotated[
     typer.Option(
         help="Facts, KV and logs; a second run encodes nothing.",
         show_default="bench/speed under INFERSCALE_HOME",
+        parser=folder_to_make,
+        metavar="FOLDER",
     ),
 ]
 
@@ -48,17 +50,28 @@ def ttft(
             "ceiling), mem0."
         ),
     ] = DEFAULT_ARMS,
-    requests: Annotated[int, typer.Option(min=1, help="Timed, of each arm at each k.")] = 20,
-    questions: Annotated[int, typer.Option(min=1, max=20, help="Different ones.")] = 10,
-    answer_tokens: Annotated[int, typer.Option(min=1, help="Length of the answers.")] = 8,
-    facts: Annotated[int, typer.Option(min=1, help="Facts of the person asked about.")] = 300,
+    requests: Annotated[
+        int, typer.Option(help="Timed, of each arm at each k.", **whole(1, COUNT))
+    ] = 20,
+    questions: Annotated[int, typer.Option(help="Different ones.", **whole(1, 20))] = 10,
+    answer_tokens: Annotated[
+        int, typer.Option(help="Length of the answers.", **whole(1, COUNT))
+    ] = 8,
+    facts: Annotated[
+        int, typer.Option(help="Facts of the person asked about.", **whole(1, COUNT))
+    ] = 300,
     data: Data = None,
     model: Model = None,
     base_url: BaseUrl = None,
     remote_url: Annotated[
-        str | None, typer.Option(help="The remote tier.", show_default="a folder")
+        str | None,
+        typer.Option(
+            help="The remote tier.", show_default="a folder", parser=remote_address, metavar="URL"
+        ),
     ] = None,
-    kv_cache_gib: Annotated[int, typer.Option(min=1, help="vLLM's KV cache on a CPU.")] = 3,
+    kv_cache_gib: Annotated[
+        int, typer.Option(help="vLLM's KV cache on a CPU.", **whole(1, COUNT))
+    ] = 3,
     work: Work = None,
     plots: Plots = None,
     seed: Seed = 0,
@@ -75,7 +88,7 @@ def ttft(
     from inferscale_sdk.bench.speed.ttft import TTFTOptions
 
     arms = parse_arms(arm)
-    ks = numbers(k, "k")
+    ks = integers(k, "--k", 0, COUNT)
     wanted = TTFTOptions(
         ks=ks,
         arms=arms,
@@ -136,22 +149,6 @@ def parse_arms(text: str) -> tuple[Any, ...]:
         if name not in known:
             raise ConfigurationError(f"there is no arm {name!r}; there are: {', '.join(known)}")
     return tuple(Arm(name) for name in dict.fromkeys(names))
-
-
-def numbers(text: str, name: str) -> tuple[int, ...]:
-    """Whole numbers from a list with commas.
-
-    Raises:
-        ConfigurationError: One is not a number.
-    """
-    from inferscale_sdk.errors import ConfigurationError
-
-    try:
-        return tuple(int(part) for part in text.split(","))
-    except ValueError:
-        raise ConfigurationError(
-            f"{name}={text!r} must be whole numbers with commas between, e.g. 0,5,50"
-        ) from None
 
 
 def work_folder(work: Path | None) -> Path:

@@ -9,7 +9,6 @@ import typer
 from inferscale_sdk.cli.bench_speed import (
     Data,
     Work,
-    numbers,
     parse_arms,
     show,
     work_folder,
@@ -17,31 +16,43 @@ from inferscale_sdk.cli.bench_speed import (
 from inferscale_sdk.cli.listening import Progress
 from inferscale_sdk.cli.options import BaseUrl, Json, Model, Plots, Seed
 from inferscale_sdk.cli.output import exit_unless_proved
+from inferscale_sdk.cli.values import COUNT, LONG_COUNT, integers, number, whole
 
 __all__ = ["ingest", "scale", "throughput", "write"]
 
 
 def throughput(
     users: Annotated[str, typer.Option(help="Concurrent users, with commas between.")] = "1,10,100",
-    requests: Annotated[int, typer.Option(min=1, help="Of each user.")] = 2,
-    k: Annotated[int, typer.Option(min=1, help="Facts in each prompt.")] = 50,
+    requests: Annotated[int, typer.Option(help="Of each user.", **whole(1, COUNT))] = 2,
+    k: Annotated[int, typer.Option(help="Facts in each prompt.", **whole(1, COUNT))] = 50,
     output_tokens: Annotated[
         str, typer.Option(help="Lengths of the answers, with commas between.")
     ] = "50,8,1",
     arm: Annotated[str, typer.Option(help="Of prompt, inject, cached.")] = "prompt,inject,cached",
     rate: Annotated[
         list[float] | None,
-        typer.Option(help="Poisson arrivals a second; may be repeated.", show_default="none"),
+        typer.Option(
+            help="Poisson arrivals a second; may be repeated.",
+            show_default="none",
+            **number(0.001, COUNT),
+        ),
     ] = None,
-    arrivals: Annotated[int, typer.Option(min=1, help="Requests of each Poisson load.")] = 60,
+    arrivals: Annotated[
+        int, typer.Option(help="Requests of each Poisson load.", **whole(1, COUNT))
+    ] = 60,
     objective_ms: Annotated[
-        float, typer.Option(help="Time to first token that counts as good.")
+        float,
+        typer.Option(help="Time to first token that counts as good.", **number(0.001, LONG_COUNT)),
     ] = 500.0,
-    facts: Annotated[int, typer.Option(min=1, help="Facts of the person asked about.")] = 300,
+    facts: Annotated[
+        int, typer.Option(help="Facts of the person asked about.", **whole(1, COUNT))
+    ] = 300,
     data: Data = None,
     model: Model = None,
     base_url: BaseUrl = None,
-    kv_cache_gib: Annotated[int, typer.Option(min=1, help="vLLM's KV cache on a CPU.")] = 6,
+    kv_cache_gib: Annotated[
+        int, typer.Option(help="vLLM's KV cache on a CPU.", **whole(1, COUNT))
+    ] = 6,
     work: Work = None,
     plots: Plots = None,
     seed: Seed = 0,
@@ -57,10 +68,10 @@ def throughput(
     from inferscale_sdk.bench.speed.throughput import ThroughputOptions
 
     wanted = ThroughputOptions(
-        users=numbers(users, "users") if users else (),
+        users=integers(users, "--users", 1, 100_000) if users else (),
         requests=requests,
         k=k,
-        output_tokens=numbers(output_tokens, "output_tokens"),
+        output_tokens=integers(output_tokens, "--output-tokens", 1, COUNT),
         arms=parse_arms(arm),
         rates=tuple(rate or ()),
         arrivals=arrivals,
@@ -86,14 +97,16 @@ def throughput(
 
 
 def ingest(
-    window: Annotated[int, typer.Option(min=1, help="Facts each is encoded behind.")] = 20,
+    window: Annotated[
+        int, typer.Option(help="Facts each is encoded behind.", **whole(1, COUNT))
+    ] = 20,
     facts: Annotated[
-        int, typer.Option(min=1, help="Of one measurement, whole windows at once.")
+        int, typer.Option(help="Of one measurement, whole windows at once.", **whole(1, COUNT))
     ] = 100,
     single_facts: Annotated[
-        int, typer.Option(min=1, help="Of one measurement, a request for each.")
+        int, typer.Option(help="Of one measurement, a request for each.", **whole(1, COUNT))
     ] = 30,
-    rounds: Annotated[int, typer.Option(min=1, help="Measurements of each way.")] = 3,
+    rounds: Annotated[int, typer.Option(help="Measurements of each way.", **whole(1, COUNT))] = 3,
     data: Data = None,
     model: Model = None,
     base_url: BaseUrl = None,
@@ -118,11 +131,15 @@ def scale(
         str, typer.Option(help="Facts in the store, with commas between, ascending.")
     ] = "1000,10000,100000",
     in_namespace: Annotated[
-        int, typer.Option(min=1, help="Facts of the person asked about.")
+        int, typer.Option(help="Facts of the person asked about.", **whole(1, LONG_COUNT))
     ] = 10_000,
-    per_namespace: Annotated[int, typer.Option(min=1, help="Of each other person.")] = 1_000,
-    k: Annotated[int, typer.Option(min=1, help="Facts recalled.")] = 50,
-    requests: Annotated[int, typer.Option(min=1, help="Timed questions at each size.")] = 40,
+    per_namespace: Annotated[
+        int, typer.Option(help="Of each other person.", **whole(1, LONG_COUNT))
+    ] = 1_000,
+    k: Annotated[int, typer.Option(help="Facts recalled.", **whole(1, COUNT))] = 50,
+    requests: Annotated[
+        int, typer.Option(help="Timed questions at each size.", **whole(1, COUNT))
+    ] = 40,
     data: Data = None,
     model: Model = None,
     plots: Plots = None,
@@ -135,7 +152,7 @@ def scale(
     from inferscale_sdk.bench.speed.session import SessionOptions, run_scale
 
     wanted = ScaleOptions(
-        sizes=numbers(sizes, "sizes"),
+        sizes=integers(sizes, "--sizes", 2, LONG_COUNT),
         in_namespace=in_namespace,
         per_namespace=per_namespace,
         k=k,
@@ -149,11 +166,15 @@ def scale(
 
 def write(
     k: Annotated[str, typer.Option(help="Numbers of facts, with commas between.")] = "5,10,20,50",
-    tokens: Annotated[int, typer.Option(min=1, help="Of each fact.")] = 28,
-    rounds: Annotated[int, typer.Option(min=1, help="Timed, of each way at each k.")] = 30,
-    layers: Annotated[int, typer.Option(min=1, help="Attention layers.")] = 32,
-    kv_heads: Annotated[int, typer.Option(min=1, help="Key/value heads of a layer.")] = 8,
-    head_dim: Annotated[int, typer.Option(min=2, help="Channels of a head.")] = 128,
+    tokens: Annotated[int, typer.Option(help="Of each fact.", **whole(1, 100_000))] = 28,
+    rounds: Annotated[
+        int, typer.Option(help="Timed, of each way at each k.", **whole(1, COUNT))
+    ] = 30,
+    layers: Annotated[int, typer.Option(help="Attention layers.", **whole(1, 1024))] = 32,
+    kv_heads: Annotated[
+        int, typer.Option(help="Key/value heads of a layer.", **whole(1, 1024))
+    ] = 8,
+    head_dim: Annotated[int, typer.Option(help="Channels of a head.", **whole(2, 4096))] = 128,
     device: Annotated[str, typer.Option(help="cuda or cpu.")] = "cuda",
     plots: Plots = None,
     seed: Seed = 0,
@@ -167,7 +188,7 @@ def write(
     from inferscale_sdk.bench.speed.writing import WriteOptions
 
     wanted = WriteOptions(
-        ks=numbers(k, "k"),
+        ks=integers(k, "--k", 1, 10_000),
         tokens=tokens,
         rounds=rounds,
         layers=layers,

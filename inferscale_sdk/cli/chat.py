@@ -17,6 +17,7 @@ from inferscale_sdk.cli.options import (
     User,
 )
 from inferscale_sdk.cli.output import err, working
+from inferscale_sdk.cli.values import COUNT, whole
 from inferscale_sdk.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -34,8 +35,12 @@ def chat(
     ] = None,
     engine: EngineKind = EngineChoice.VLLM,
     store: Store = None,
-    top_k: Annotated[int, typer.Option(help="Facts to recall per question.")] = 20,
-    max_tokens: Annotated[int, typer.Option(help="Length of an answer at most.")] = 256,
+    top_k: Annotated[
+        int, typer.Option(help="Facts to recall per question.", **whole(1, COUNT))
+    ] = 20,
+    max_tokens: Annotated[
+        int, typer.Option(help="Length of an answer at most.", **whole(1, COUNT))
+    ] = 256,
     verbose: Annotated[
         bool, typer.Option("--verbose", "-v", help="Show what was recalled and injected.")
     ] = False,

@@ -9,6 +9,7 @@ import typer
 from inferscale_sdk.cli.listening import Progress
 from inferscale_sdk.cli.options import Json
 from inferscale_sdk.cli.output import exit_unless_proved, out, print_json
+from inferscale_sdk.cli.values import whole
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -20,7 +21,7 @@ __all__ = ["demo"]
 
 def demo(
     rounds: Annotated[
-        int, typer.Option(min=1, max=50, help="Timed repetitions of every request.")
+        int, typer.Option(help="Timed repetitions of every request.", **whole(1, 50))
     ] = 2,
     json: Json = False,
 ) -> None:

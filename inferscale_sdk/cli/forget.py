@@ -10,8 +10,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from inferscale_sdk.cli.options import DEFAULT_USER, Agent, App, BaseUrl, Json, Run, Store, User
+from inferscale_sdk.cli.options import (
+    DEFAULT_USER,
+    Agent,
+    App,
+    BaseUrl,
+    Json,
+    Run,
+    StoreThere,
+    User,
+)
 from inferscale_sdk.cli.output import err, interactive, out, print_json
+from inferscale_sdk.cli.values import existing_folder
 
 if TYPE_CHECKING:
     from inferscale_sdk.engines.base import Engine
@@ -34,11 +44,17 @@ def forget(
     agent: Agent = None,
     run: Run = None,
     app_id: App = None,
-    store: Store = None,
+    store: StoreThere = None,
     base_url: BaseUrl = None,
     kv: Annotated[
         Path | None,
-        typer.Option("--kv", help="Folder of stored KV.", show_default="under INFERSCALE_HOME"),
+        typer.Option(
+            "--kv",
+            help="Folder of stored KV.",
+            show_default="under INFERSCALE_HOME",
+            parser=existing_folder,
+            metavar="FOLDER",
+        ),
     ] = None,
     json: Json = False,
 ) -> None:
@@ -47,7 +63,7 @@ def forget(
         base_url_or_none,
         connect,
         kv_folder,
-        memory_folder,
+        memory_there,
         open_memory,
         owner_ids,
     )
@@ -59,23 +75,26 @@ def forget(
             "--verify proves that nothing is left, but without --hard the text stays in the "
             "history; give both"
         )
+    folder = memory_there(store)
     ids = owner_ids(user, agent, run, app_id)
     url = base_url_or_none(base_url)
     with ExitStack() as stack:
         engine = stack.enter_context(connect(url)) if url else None
-        memory = stack.enter_context(open_memory(store))
+        memory = stack.enter_context(open_memory(folder))
         if everything and not yes:
             _confirm(f"Forget all {memory.count(**ids)} facts of {user}?")
-        task = _Task(memory, ids, memory_folder(store), engine, kv or kv_folder())
+        task = _Task(memory, ids, folder, engine, kv or kv_folder())
         evidence = task.gather(fact_ids) if verify else None
         try:
             task.delete(fact_ids, hard=hard)
         finally:
             # Also before an error is shown: those before it are gone.
             task.drop_kv()
-            places = task.look(evidence) if evidence is not None else None
-            _show(task.n_gone, places, json)
-    if places is not None and not _is_proved(places, asked=url is not None):
+            proof = None
+            if evidence is not None:
+                proof = _Proof(task.look(evidence), evidence, task.looks_at_kv, url is not None)
+            _show(task.n_gone, proof, json)
+    if proof is not None and not proof.holds:
         raise typer.Exit(1)
 
 
@@ -89,6 +108,11 @@ class _Task:
     engine: Engine | None
     kv: Path
     n_gone: int = 0
+
+    @property
+    def looks_at_kv(self) -> bool:
+        """Whether there is a server or a folder to look for KV in."""
+        return self.engine is not None or self.kv.is_dir()
 
     def gather(self, fact_ids: Sequence[str] | None) -> Evidence:
         from inferscale_sdk.memory.absence import gather
@@ -135,9 +159,32 @@ class _Task:
         )
 
 
-def _is_proved(places: Sequence[Place], *, asked: bool) -> bool:
-    """Nothing is left; and where a server was named, it could be asked."""
-    return not any(place.left or (asked and not place.checked) for place in places)
+@dataclass(frozen=True)
+class _Proof:
+    """What was found.
+
+    Args:
+        places: Where was looked.
+        evidence: For what.
+        looked_at_kv: Whether a server or a folder could be looked into.
+        asked: Whether a server was named.
+    """
+
+    places: Sequence[Place]
+    evidence: Evidence
+    looked_at_kv: bool
+    asked: bool
+
+    @property
+    def lacks_kv(self) -> bool:
+        """Whether there was KV and nobody looked for it."""
+        return bool(self.evidence.keys) and not self.looked_at_kv
+
+    @property
+    def holds(self) -> bool:
+        """Nothing is left; where a server was named, it could be asked; KV was looked for."""
+        open_ = any(p.left or (self.asked and not p.checked) for p in self.places)
+        return not open_ and not self.lacks_kv
 
 
 def _confirm(question: str) -> None:
@@ -147,22 +194,30 @@ def _confirm(question: str) -> None:
     typer.confirm(question, abort=True, err=True)
 
 
-def _show(n: int, places: Sequence[Place] | None, json: bool) -> None:
+def _show(n: int, proof: _Proof | None, json: bool) -> None:
+    if proof is not None and proof.lacks_kv:
+        err().print(
+            f"not proved: {len(proof.evidence.keys)} segments of KV were stored, and KV was not "
+            "looked at; name the server with --base-url, or the folder with --kv",
+            style="bold red",
+            markup=False,
+        )
     if json:
         found: dict[str, Any] = {"forgotten": n}
-        if places is not None:
-            found["left"] = sum(place.left for place in places)
-            found["places"] = [asdict(place) for place in places]
+        if proof is not None:
+            found["proved"] = proof.holds
+            found["left"] = sum(place.left for place in proof.places)
+            found["places"] = [asdict(place) for place in proof.places]
         print_json(found)
         return
     out().print(f"forgotten: {n}")
-    if places is None:
+    if proof is None:
         return
     from rich.markup import escape
     from rich.table import Table
 
     table = Table("place", "left", "", title="what is left", title_justify="left")
-    for place in places:
+    for place in proof.places:
         left = str(place.left) if place.checked else "not asked"
         table.add_row(escape(place.name), left, escape(place.note))
     out().print(table)

@@ -8,8 +8,9 @@ from typing import Annotated, Any
 
 import typer
 
-from inferscale_sdk.cli.options import BaseUrl, Json, Store
+from inferscale_sdk.cli.options import BaseUrl, Json, StoreThere
 from inferscale_sdk.cli.output import out, print_figures, print_json, working
+from inferscale_sdk.cli.values import MEMORY_FILE, existing_folder, number
 
 __all__ = ["app"]
 
@@ -20,7 +21,12 @@ app = typer.Typer(
 
 Folder = Annotated[
     Path | None,
-    typer.Option("--path", help="Look into this folder instead of asking a server."),
+    typer.Option(
+        "--path",
+        help="Look into this folder instead of asking a server.",
+        parser=existing_folder,
+        metavar="FOLDER",
+    ),
 ]
 _DAY_SECONDS = 86_400.0
 
@@ -51,7 +57,13 @@ def stats(
 def verify(
     path: Annotated[
         Path | None,
-        typer.Option("--path", help="The folder.", show_default="under INFERSCALE_HOME"),
+        typer.Option(
+            "--path",
+            help="The folder.",
+            show_default="under INFERSCALE_HOME",
+            parser=existing_folder,
+            metavar="FOLDER",
+        ),
     ] = None,
     repair: Annotated[
         bool, typer.Option("--repair", help="Set damaged files aside; they are encoded again.")
@@ -95,14 +107,15 @@ def verify(
 
 @app.command()
 def gc(
-    store: Store = None,
+    store: StoreThere = None,
     base_url: BaseUrl = None,
     path: Folder = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Only say what would be done.")
     ] = False,
     grace_hours: Annotated[
-        float, typer.Option(min=0, help="Younger captures may still be under way.")
+        float,
+        typer.Option(help="Younger captures may still be under way.", **number(0, 87_600)),
     ] = 1.0,
     remove_unknown: Annotated[
         bool,
@@ -113,22 +126,22 @@ def gc(
         ),
     ] = False,
     unused_days: Annotated[
-        float, typer.Option(min=0, help="With --remove-unknown: only if unused for so long.")
+        float,
+        typer.Option(
+            help="With --remove-unknown: only if unused for so long.", **number(0, 36_500)
+        ),
     ] = 30.0,
     json: Json = False,
 ) -> None:
     """Drop KV that no fact of a memory needs, and note what is gone so that it is encoded again."""
     from dataclasses import asdict
 
-    from inferscale_sdk.cli.session import base_url_or_none, connect, kv_folder, memory_folder
-    from inferscale_sdk.errors import ConfigurationError
+    from inferscale_sdk.cli.session import base_url_or_none, connect, kv_folder, memory_there
     from inferscale_sdk.facts.sqlite import SQLiteFactStore
     from inferscale_sdk.kv.cipher import configured_cipher
     from inferscale_sdk.memory.collecting import collect_folder, collect_server
 
-    facts = memory_folder(store) / "facts.db"
-    if not facts.is_file():
-        raise ConfigurationError(f"there is no memory in {facts.parent}; name its folder: --store")
+    facts = memory_there(store) / MEMORY_FILE
     url = None if path is not None else base_url_or_none(base_url)
     if url is not None and remove_unknown:
         raise typer.BadParameter("a server does not list its segments; give --path with its folder")

@@ -13,7 +13,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from inferscale_sdk.cli.forget import forget
-from inferscale_sdk.cli.options import DEFAULT_USER, Agent, App, Json, Run, Store, User
+from inferscale_sdk.cli.options import (
+    DEFAULT_USER,
+    Agent,
+    App,
+    Json,
+    Run,
+    Store,
+    StoreThere,
+    User,
+)
 from inferscale_sdk.cli.output import (
     err,
     out,
@@ -23,7 +32,8 @@ from inferscale_sdk.cli.output import (
     visible,
     working,
 )
-from inferscale_sdk.cli.session import open_memory, owner_ids
+from inferscale_sdk.cli.session import open_memory, owner_ids, reading
+from inferscale_sdk.cli.values import COUNT, LONG_COUNT, number, whole
 
 if TYPE_CHECKING:
     from inferscale_sdk.types import Fact
@@ -56,8 +66,7 @@ def add(
     """Remember statements. They are encoded when an engine next runs on this memory."""
     from inferscale_sdk.types import Message
 
-    lines = [line for text in texts for line in (sys.stdin if text == "-" else [text])]
-    messages = [Message("user", line.strip(), speaker) for line in lines if line.strip()]
+    messages = [Message("user", line, speaker) for line in _lines(texts)]
     with open_memory(store) as memory:
         facts = memory.add(messages, timestamp=_utc(when), **owner_ids(user, agent, run, app_id))
     _show(facts, json)
@@ -69,13 +78,17 @@ def list_(
     agent: Agent = None,
     run: Run = None,
     app_id: App = None,
-    limit: Annotated[int | None, typer.Option(help="At most so many.")] = None,
-    offset: Annotated[int, typer.Option(help="Leave out the first ones.")] = 0,
-    store: Store = None,
+    limit: Annotated[
+        int | None, typer.Option(help="At most so many.", **whole(0, LONG_COUNT))
+    ] = None,
+    offset: Annotated[
+        int, typer.Option(help="Leave out the first ones.", **whole(0, LONG_COUNT))
+    ] = 0,
+    store: StoreThere = None,
     json: Json = False,
 ) -> None:
     """List facts, oldest first."""
-    with open_memory(store) as memory:
+    with reading(store) as memory:
         facts = memory.get_all(limit=limit, offset=offset, **owner_ids(user, agent, run, app_id))
     _show(facts, json)
 
@@ -87,15 +100,22 @@ def search(
     agent: Agent = None,
     run: Run = None,
     app_id: App = None,
-    top_k: Annotated[int, typer.Option("--top-k", "-k", help="At most so many.")] = 10,
-    threshold: Annotated[float | None, typer.Option(help="Least cosine similarity.")] = None,
-    store: Store = None,
+    top_k: Annotated[
+        int, typer.Option("--top-k", "-k", help="At most so many.", **whole(1, COUNT))
+    ] = 10,
+    threshold: Annotated[
+        float | None, typer.Option(help="Least cosine similarity.", **number(-1, 1))
+    ] = None,
+    store: StoreThere = None,
     json: Json = False,
 ) -> None:
     """Find the facts that matter for a question, best first."""
     from inferscale_sdk.cli.facts import fact_dict
 
-    with open_memory(store) as memory, working("Searching"):
+    if not query.strip():
+        raise typer.BadParameter("it is empty; give a question, or any text", param_hint="'QUERY'")
+
+    with reading(store) as memory, working("Searching"):
         found = memory.search(
             query, top_k=top_k, threshold=threshold, **owner_ids(user, agent, run, app_id)
         )
@@ -121,13 +141,13 @@ def export(
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="A new file.", show_default="stdout")
     ] = None,
-    store: Store = None,
+    store: StoreThere = None,
     json: Annotated[bool, typer.Option("--json", help="One document instead of lines.")] = False,
 ) -> None:
     """Write all facts as JSON, one a line."""
     from inferscale_sdk.cli.facts import fact_dict
 
-    with open_memory(store) as memory:
+    with reading(store) as memory:
         facts = [fact_dict(fact) for fact in memory.get_all(**owner_ids(user, agent, run, app_id))]
     with _writing_to(output):
         if json:
@@ -146,11 +166,11 @@ def history(
     agent: Agent = None,
     run: Run = None,
     app_id: App = None,
-    store: Store = None,
+    store: StoreThere = None,
     json: Json = False,
 ) -> None:
     """Show what happened to a fact, oldest first; works on forgotten ones."""
-    with open_memory(store) as memory:
+    with reading(store) as memory:
         events = memory.history(fact_id, **owner_ids(user, agent, run, app_id))
     if json:
         print_json([{**asdict(event), "kind": event.kind.value} for event in events])
@@ -169,13 +189,13 @@ def stats(
     agent: Agent = None,
     run: Run = None,
     app_id: App = None,
-    store: Store = None,
+    store: StoreThere = None,
     json: Json = False,
 ) -> None:
     """Show how much is remembered, and what still waits."""
     from inferscale_sdk.cli.session import memory_folder
 
-    with open_memory(store) as memory:
+    with reading(store) as memory:
         now = memory.stats()
         about: dict[str, Any] = {
             "folder": str(memory_folder(store)),
@@ -188,6 +208,17 @@ def stats(
         print_json(about)
         return
     print_figures(about)
+
+
+def _lines(texts: list[str]) -> list[str]:
+    """What to remember, line by line; blank lines of stdin are none."""
+    if any(not text.strip() for text in texts):
+        raise typer.BadParameter("it is empty; give a statement", param_hint="'TEXTS'")
+    given = [line for text in texts for line in (sys.stdin if text == "-" else [text])]
+    lines = [line.strip() for line in given if line.strip()]
+    if not lines:
+        raise typer.BadParameter("stdin has no text; pipe lines into it", param_hint="'-'")
+    return lines
 
 
 def _utc(when: datetime | None) -> datetime | None:

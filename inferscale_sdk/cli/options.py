@@ -8,6 +8,13 @@ from typing import Annotated
 
 import typer
 
+from inferscale_sdk.cli.values import (
+    existing_memory,
+    folder_to_make,
+    http_address,
+    whole,
+)
+
 __all__ = [
     "DEFAULT_USER",
     "Agent",
@@ -21,6 +28,7 @@ __all__ = [
     "Run",
     "Seed",
     "Store",
+    "StoreThere",
     "User",
 ]
 
@@ -43,19 +51,48 @@ App = Annotated[
 ]
 Store = Annotated[
     Path | None,
-    typer.Option("--store", help="Folder of the memory.", show_default="under INFERSCALE_HOME"),
+    typer.Option(
+        "--store",
+        help="Folder of the memory; made if it is not there.",
+        show_default="under INFERSCALE_HOME",
+        parser=folder_to_make,
+        metavar="FOLDER",
+    ),
+]
+StoreThere = Annotated[
+    Path | None,
+    typer.Option(
+        "--store",
+        help="Folder of a memory that is there.",
+        show_default="under INFERSCALE_HOME",
+        parser=existing_memory,
+        metavar="FOLDER",
+    ),
 ]
 BaseUrl = Annotated[
     str | None,
     typer.Option(
-        "--base-url", help="A running server.", show_default="INFERSCALE_BASE_URL, if set"
+        "--base-url",
+        help="A running server.",
+        show_default="INFERSCALE_BASE_URL, if set",
+        parser=http_address,
+        metavar="URL",
     ),
 ]
 Model = Annotated[
     str | None, typer.Option(help="A model's folder or name.", show_default="bundled SmolLM2")
 ]
-Seed = Annotated[int, typer.Option(help="Of everything drawn at random.")]
-Plots = Annotated[Path | None, typer.Option(help="Write plots (PNG and HTML) into this folder.")]
+Seed = Annotated[
+    int, typer.Option(help="Of everything drawn at random.", **whole(0, 4_294_967_295))
+]
+Plots = Annotated[
+    Path | None,
+    typer.Option(
+        help="Write plots (PNG and HTML) into this folder.",
+        parser=folder_to_make,
+        metavar="FOLDER",
+    ),
+]
 EngineKind = Annotated[
     EngineChoice,
     typer.Option(

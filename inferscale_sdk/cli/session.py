@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from inferscale_sdk.cli.options import EngineChoice
+from inferscale_sdk.cli.output import err
+from inferscale_sdk.cli.values import MEMORY_FILE
 from inferscale_sdk.config import settings
+from inferscale_sdk.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from inferscale_sdk.engines.base import Engine
@@ -19,8 +25,10 @@ __all__ = [
     "kv_folder",
     "launch_engine",
     "memory_folder",
+    "memory_there",
     "open_memory",
     "owner_ids",
+    "reading",
 ]
 
 BUNDLED = "bundled"
@@ -29,6 +37,21 @@ BUNDLED = "bundled"
 def memory_folder(given: Path | None = None) -> Path:
     """Where facts and vectors lie."""
     return given or settings().home / "memory"
+
+
+def memory_there(given: Path | None = None) -> Path:
+    """Where facts lie, if some ever did.
+
+    Raises:
+        ConfigurationError: There is no memory.
+    """
+    folder = memory_folder(given)
+    if not (folder / MEMORY_FILE).is_file():
+        raise ConfigurationError(
+            f"there is no memory in {folder} yet; name the folder of another with --store, "
+            "or make one with 'inferscale memory add'"
+        )
+    return folder
 
 
 def kv_folder() -> Path:
@@ -72,6 +95,22 @@ def open_memory(store: Path | None, engine: Engine | None = None) -> Memory:
     from inferscale_sdk.memory import Memory
 
     return Memory(engine, path=memory_folder(store), background=False)
+
+
+@contextmanager
+def reading(store: Path | None) -> Iterator[Memory]:
+    """A memory to look into: where the usual folder has none yet, an empty one that is not kept."""
+    try:
+        folder = memory_there(store)
+    except ConfigurationError as error:
+        if store is not None:
+            raise
+        err().print(f"no memories yet: {error}", markup=False)
+        with TemporaryDirectory() as empty, open_memory(Path(empty)) as memory:
+            yield memory
+        return
+    with open_memory(folder) as memory:
+        yield memory
 
 
 def owner_ids(user: str, agent: str | None, run: str | None, app_id: str | None) -> dict[str, Any]:

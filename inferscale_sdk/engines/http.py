@@ -21,7 +21,7 @@ from inferscale_sdk.errors import (
     EngineUnavailable,
 )
 
-__all__ = ["HttpClient"]
+__all__ = ["HttpClient", "check_address"]
 
 _FIRST_RETRY_SECONDS = 0.1
 # Servers close idle connections after 5 s. Giving them up earlier avoids sending a request into
@@ -38,6 +38,27 @@ class _Kept(NamedTuple):
 
     client: httpx.AsyncClient
     keeper: AsyncGenerator[None]
+
+
+def check_address(base_url: str) -> str:
+    """``base_url`` itself, if it is an http address that can be connected to.
+
+    Raises:
+        ConfigurationError: It is none.
+    """
+    try:
+        parts = urlsplit(base_url)
+        httpx.URL(base_url)
+        (parts.hostname or "").encode("idna")
+        is_http = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        possible = is_http and not any(sign.isspace() for sign in base_url)
+    except (ValueError, httpx.InvalidURL):
+        possible = False
+    if not possible:
+        raise ConfigurationError(
+            f"base_url={base_url!r} is not an address; give one like http://127.0.0.1:8000"
+        )
+    return base_url
 
 
 class HttpClient:
@@ -66,11 +87,7 @@ class HttpClient:
         connect_timeout_seconds: float,
         retries: int,
     ) -> None:
-        parts = urlsplit(base_url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ConfigurationError(
-                f"base_url={base_url!r} is not an address; give one like http://127.0.0.1:8000"
-            )
+        check_address(base_url)
         if timeout_seconds <= 0 or connect_timeout_seconds <= 0 or retries < 0:
             raise ConfigurationError(
                 f"timeout_seconds={timeout_seconds} and "
@@ -86,7 +103,7 @@ class HttpClient:
             "timeout": httpx.Timeout(timeout_seconds, connect=connect_timeout_seconds),
             "limits": httpx.Limits(max_connections=None, keepalive_expiry=_KEEPALIVE_SECONDS),
             # A proxy for the internet is no way to this machine.
-            "trust_env": not _is_loopback(parts.hostname),
+            "trust_env": not _is_loopback(urlsplit(base_url).hostname or ""),
         }
         self._sync = httpx.Client(**self._options)
         self._lock = threading.Lock()

@@ -34,6 +34,7 @@ __all__ = [
     "preceding",
 ]
 
+_WHAT_THERE_IS = "'inferscale memory list' and get_all() show what there is"
 _LIVE = Clause("fact.deleted_us IS NULL")
 
 
@@ -51,11 +52,11 @@ def locate(
         where.params,
     ).fetchone()
     if row is None:
-        raise NotFoundError(f"no fact {fact_id!r} in {scope}")
+        raise NotFoundError(f"there is no fact {fact_id!r} of {scope}; {_WHAT_THERE_IS}")
     fact = load_fact(row[:-1])
     if fact.deleted_at is not None and not include_deleted:
         raise NotFoundError(
-            f"fact {fact_id!r} in {scope} was deleted at {fact.deleted_at.isoformat()}; "
+            f"fact {fact_id!r} of {scope} was deleted at {fact.deleted_at.isoformat()}; "
             "its history is still there"
         )
     return row[-1], fact
@@ -133,9 +134,16 @@ def check_room(connection: sqlite3.Connection, owner: Namespace, n_new: int, mos
     ).fetchone()[0]
     if there + n_new > most:
         raise StoreFull(
-            f"{there} facts are remembered for {owner.partition} and {n_new} more would pass the "
+            f"{there} facts are remembered for {_sharing(owner)} and {n_new} more would pass the "
             f"limit of {most}; forget some, or raise max_facts"
         )
+
+
+def _sharing(owner: Namespace) -> Namespace:
+    """The ids that make the owner's partition, see ``Namespace.partition``."""
+    kinds = ("user_id", "agent_id", "run_id")
+    first = next((kind for kind in kinds if getattr(owner, kind) is not None), "app_id")
+    return Namespace(**{"app_id": owner.app_id, first: getattr(owner, first)})
 
 
 def history(connection: sqlite3.Connection, fact_id: str, scope: Namespace) -> list[FactEvent]:
@@ -146,7 +154,7 @@ def history(connection: sqlite3.Connection, fact_id: str, scope: Namespace) -> l
         where.params,
     ).fetchall()
     if not rows:
-        raise NotFoundError(f"{scope} never held a fact {fact_id!r}")
+        raise NotFoundError(f"there never was a fact {fact_id!r} of {scope}; {_WHAT_THERE_IS}")
     return [load_event(row) for row in rows]
 
 

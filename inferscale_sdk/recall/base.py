@@ -11,7 +11,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from math import isfinite
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from inferscale_sdk.errors import ConfigurationError
@@ -75,16 +74,17 @@ class RecallQuery:
         """Check what no index could compare otherwise.
 
         Raises:
-            ConfigurationError: The question is not Unicode text, or the threshold not a finite
-                number.
+            ConfigurationError: The question is not Unicode text, or the threshold no number
+                from -1 to 1.
         """
         require_unicode(self.text, "the question")
         least = self.threshold
         if least is None:
             return
-        if isinstance(least, bool) or not isinstance(least, int | float) or not isfinite(least):
+        number = isinstance(least, int | float) and not isinstance(least, bool)
+        if not number or not -1 <= least <= 1:
             raise ConfigurationError(
-                f"threshold={least!r} is not a number; give a cosine similarity, -1 to 1"
+                f"threshold={least!r} is no cosine similarity; give a number from -1 to 1"
             )
 
 

@@ -22,6 +22,7 @@ __all__ = [
     "time_clause",
 ]
 
+_LARGEST = 2**63 - 1
 # The index to drive a query from: what narrows most comes first.
 _DRIVERS = ("user_id", "run_id", "agent_id", "app_id")
 
@@ -108,8 +109,11 @@ def check_count(value: int, what: str, *, least: int = 0) -> int:
     """A count given by a caller.
 
     Raises:
-        ConfigurationError: It is not a whole number, or below ``least``.
+        ConfigurationError: It is not a whole number, below ``least``, or more than SQLite counts.
     """
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ConfigurationError(f"{what}={value!r}; give a whole number from {least}")
+    whole = isinstance(value, int) and not isinstance(value, bool)
+    if not whole or not least <= value <= _LARGEST:
+        raise ConfigurationError(
+            f"{what}={value!r}; give a whole number from {least} to {_LARGEST}"
+        )
     return value

@@ -37,11 +37,11 @@ class Cli:
 
 @pytest.fixture(autouse=True)
 def home(tmp_path, monkeypatch) -> Iterator[Any]:
-    for name in ("SERVER_PYTHON", "SERVER_SECRET", "BASE_URL", "API_KEY"):
+    for name in ("SERVER_PYTHON", "SERVER_SECRET", "BASE_URL", "API_KEY", "KV_KEY", "REMOTE_URL"):
         monkeypatch.delenv(f"INFERSCALE_{name}", raising=False)
     monkeypatch.setenv("INFERSCALE_HOME", str(tmp_path / "home"))
-    # Tables as wide as they need to be, wherever the tests run.
-    monkeypatch.setenv("COLUMNS", "200")
+    # Tables and errors as wide as they need to be, wherever the tests run.
+    monkeypatch.setenv("COLUMNS", "500")
     monkeypatch.setattr(embedders, "bundled_embedder", FakeEmbedder)
     settings.cache_clear()
     yield tmp_path / "home"

@@ -21,7 +21,7 @@ def test_bad_arguments_are_named_before_a_model_is_loaded(cli, data, tmp_path, m
     missing = cli(*DATA, str(tmp_path / "nowhere.json"), code=2)
     assert "nowhere.json" in missing.stderr
     assert "w20/loud" in cli(*DATA, data, "--arm", "w20/loud", code=2).stderr
-    assert "k=[0]" in cli(*DATA, data, "--k", "0", code=2).stderr
+    assert "'--k': '0'" in cli(*DATA, data, "--k", "0", code=2).stderr
 
 
 def test_another_format_is_named(cli, tmp_path, monkeypatch):

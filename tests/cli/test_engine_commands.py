@@ -1,5 +1,6 @@
 """``serve``, ``kv stats`` and ``doctor``."""
 
+import base64
 import json
 import sys
 
@@ -8,6 +9,7 @@ import pytest
 from inferscale_sdk import server
 from inferscale_sdk.cli import checks, session
 from inferscale_sdk.cli.checks import Check, Verdict
+from inferscale_sdk.config import settings
 from inferscale_sdk.errors import EngineUnavailable
 
 
@@ -83,8 +85,57 @@ def test_serve_never_shows_the_secret(cli, served_by, tmp_path, monkeypatch):
     assert "staple" not in cli("serve", str(tmp_path), "--dry-run").output
 
 
-def test_serve_refuses_a_port_that_is_none(cli, served_by, tmp_path):
-    assert "port=0" in cli("serve", str(tmp_path), "--port", "0", "--json", code=2).stderr
+def test_serve_shows_all_of_the_environment_and_no_password(cli, served_by, tmp_path, monkeypatch):
+    url = ("--remote-url", "redis://:hun/t?er2@kv.internal:6379/0?password=swordfish")
+    shown = cli("serve", str(tmp_path), *url, "--dry-run")
+    assert "INFERSCALE_REMOTE_URL='redis://…@kv.internal:6379/0?…'" in shown.stdout
+    assert "INFERSCALE_REMOTE_URL; put in their values" in shown.stderr
+    assert not any(secret in shown.output for secret in ("hun", "er2", "swordfish"))
+
+    # What the server inherits of this process.
+    monkeypatch.setenv("INFERSCALE_REMOTE_URL", "valkey://kv.internal:6379/0")
+    monkeypatch.setenv("INFERSCALE_KV_KEY", base64.b64encode(b"k" * 32).decode())
+    monkeypatch.setenv("INFERSCALE_SERVER_SECRET", "correct horse battery staple")
+    settings.cache_clear()
+    found = cli.json("serve", str(tmp_path))
+    assert found["env"]["INFERSCALE_REMOTE_URL"] == "valkey://kv.internal:6379/0"
+    assert found["masked"] == ["INFERSCALE_KV_KEY", "INFERSCALE_SERVER_SECRET"]
+    assert {found["env"][name] for name in found["masked"]} == {"***"}
+
+
+def test_serve_shows_what_has_no_secrets_as_it_is(cli, served_by, tmp_path):
+    shown = cli("serve", str(tmp_path), "--remote-url", "s3://bucket/kv", "--dry-run")
+    assert "INFERSCALE_REMOTE_URL=s3://bucket/kv" in shown.stdout
+    assert shown.stderr == ""
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["nonsense", "", "/mnt/kv", "redis://", "redis://host:port", "redis://[::1", "1s3://b"],
+)
+def test_serve_refuses_a_remote_tier_that_is_none(cli, served_by, tmp_path, url, monkeypatch):
+    for how in ("--dry-run", "--json"):
+        told = cli("serve", str(tmp_path), "--remote-url", url, how, code=2).stderr
+        assert "--remote-url" in told and "redis://host:6379/0" in told
+    if url:
+        monkeypatch.setenv("INFERSCALE_REMOTE_URL", url)
+        settings.cache_clear()
+        told = cli("serve", str(tmp_path), "--dry-run", code=2).stderr
+        assert "INFERSCALE_REMOTE_URL" in told and "redis://host:6379/0" in told
+    assert served_by == []
+
+
+def test_a_wrong_address_is_told_without_its_password(cli, served_by, tmp_path):
+    told = cli("serve", str(tmp_path), "--remote-url", "redis://:hunter2@host:x", code=2).output
+    assert "host:x" in told and "hunter2" not in told
+
+
+def test_serve_refuses_a_file_for_kv(cli, served_by, tmp_path):
+    file = tmp_path / "file"
+    file.write_text("mine")
+    for path in (file, file / "below"):
+        told = cli("serve", str(tmp_path), "--kv-path", str(path), "--dry-run", code=2).stderr
+        assert "--kv-path" in told and "is a file" in told
 
 
 # -- kv stats --------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
 
 import pytest
@@ -121,6 +122,37 @@ def test_without_a_server_the_folder_is_cleaned_and_the_keys_wait(cli, facts):
     assert report["left"] == 0
     # Another store's segment is none of ours.
     assert [found.key for found in files.scan(shard)] == ["a" * 40]
+
+
+def test_without_a_server_and_a_folder_nothing_is_proved_about_kv(cli, facts):
+    """There was KV, and nobody looked whether it still is."""
+    args = ("memory", "forget", facts[1].id, "--hard", "--verify")
+    assert not kv_folder().exists()
+    result = cli(*args, "--json", code=1)
+    report = json.loads(result.stdout)
+    assert report["forgotten"] == 1 and report["left"] == 0 and report["proved"] is False
+    assert "not proved" in result.stderr
+    assert "--base-url" in result.stderr and "--kv" in result.stderr
+
+
+def test_without_kv_there_is_nothing_to_look_at(cli, home):
+    (fact,) = cli.json("memory", "add", "I like tea")
+    report = cli.json("memory", "forget", fact["id"], "--hard", "--verify")
+    assert report["proved"] is True
+
+
+@pytest.mark.parametrize("verify", [(), ("--verify",)])
+def test_a_kv_folder_that_is_not_there_is_told_before_anything_is_done(
+    cli, facts, tmp_path, verify
+):
+    file = tmp_path / "file"
+    file.write_text("mine")
+    for path in (tmp_path / "nowhere", file):
+        args = ("memory", "forget", facts[1].id, "--hard", *verify, "--kv", str(path))
+        told = cli(*args, code=2).stderr
+        assert "--kv" in told and str(path) in told
+    assert len(cli.json("memory", "list")) == 3
+    assert not (tmp_path / "nowhere").exists()
 
 
 def test_bytes_that_sql_does_not_show_are_found(cli, facts, home):

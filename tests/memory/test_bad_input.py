@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from inferscale_sdk.engines.base import Sampling
-from inferscale_sdk.errors import ConfigurationError, NamespaceError, StoreError
+from inferscale_sdk.errors import ConfigurationError, NamespaceError, NotFoundError, StoreError
 from inferscale_sdk.memory import AsyncMemory
 from inferscale_sdk.prompt.frame import Frame
 from inferscale_sdk.recall.hybrid import HybridRecall
@@ -16,7 +16,7 @@ from inferscale_sdk.testing.fake_embedder import FakeEmbedder
 from inferscale_sdk.types import Message
 
 
-@pytest.mark.parametrize("threshold", ["x", math.nan, math.inf, True, [0.5]])
+@pytest.mark.parametrize("threshold", ["x", math.nan, math.inf, True, [0.5], 5, -1.5])
 def test_a_threshold_is_a_number(memory, threshold):
     memory.add("I like tea", user_id="alice")
     for ask in (memory.search, memory.handles, memory.answer):
@@ -30,6 +30,22 @@ def test_thresholds_of_any_kind_of_number(memory):
     memory.add("I like tea", user_id="alice")
     for threshold in (0, 0.0, -1, np.float64(-0.5)):
         assert memory.search("tea", user_id="alice", threshold=threshold)
+
+
+@pytest.mark.parametrize("count", [-1, 10**20, 1.5, True, "3"])
+@pytest.mark.parametrize("what", ["limit", "offset"])
+def test_a_count_is_one_that_a_store_can_count(memory, what, count):
+    with pytest.raises(ConfigurationError, match=f"{what}=.* from 0 to"):
+        memory.get_all(user_id="alice", **{what: count})
+
+
+def test_who_is_meant_is_said_in_words(memory):
+    for look in (memory.get, memory.history, memory.delete):
+        with pytest.raises(NotFoundError) as caught:
+            look("nope", user_id="nora", agent_id="hal")
+        told = str(caught.value)
+        assert "user 'nora', agent 'hal'" in told and "get_all" in told
+        assert "Namespace" not in told and "None" not in told
 
 
 @pytest.mark.parametrize("message", [{1: 2, "a": 3}, {}, {"role": 3}, {None: "x", (1,): 2}])

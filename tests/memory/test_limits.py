@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from inferscale_sdk.errors import ConfigurationError, StoreFull
-from inferscale_sdk.types import NewFact
+from inferscale_sdk.types import Namespace, NewFact
 
 
 def test_a_user_may_not_have_more_facts_than_allowed(make):
@@ -25,8 +25,23 @@ def test_the_limit_is_one_users_whatever_the_agent(make):
     memory = make(max_facts=2)
     memory.add("one", user_id="alice", agent_id="a")
     memory.add("two", user_id="alice", agent_id="b")
-    with pytest.raises(StoreFull):
+    with pytest.raises(StoreFull, match="for user 'alice' and"):
         memory.add("three", user_id="alice", agent_id="c")
+
+
+@pytest.mark.parametrize(
+    ("ids", "named"),
+    [
+        ({"user_id": "nora", "app_id": "notes"}, "user 'nora', app 'notes'"),
+        ({"agent_id": "hal", "run_id": "r"}, "agent 'hal'"),
+        ({"run_id": "r"}, "run 'r'"),
+        ({"app_id": "notes"}, "app 'notes'"),
+    ],
+)
+def test_whose_limit_it_is_is_said_in_words(make, ids, named):
+    store = make(max_facts=0).store
+    with pytest.raises(StoreFull, match=f"for {named} and"):
+        store.add([NewFact("tea")], Namespace(**ids), max_facts=0)
 
 
 @pytest.mark.parametrize("most", [-1, "3", 1.5, True])

@@ -181,7 +181,8 @@ def test_threshold_is_a_cosine(path, opened):
 
     assert ask(index, "green tea") == ["f1", "f2"]
     assert ask(index, "green tea", threshold=0.9) == ["f1"], "f2 is found by its words alone"
-    assert ask(index, "green tea", threshold=1.1) == []
+    with pytest.raises(ConfigurationError, match="-1 to 1"):
+        ask(index, "green tea", threshold=1.1)
 
 
 def test_lexical_recall_has_no_threshold(path, opened):

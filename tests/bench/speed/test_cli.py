@@ -20,12 +20,12 @@ def bench(*args, code):
     ("args", "named"),
     [
         (("ttft", "--k", "five"), "five"),
-        (("ttft", "--k", "-1"), "k=-1"),
+        (("ttft", "--k", "-1"), "'--k': '-1'"),
         (("ttft", "--arm", "prompt,magic"), "magic"),
         (("throughput", "--arm", "disk"), "disk"),
         (("throughput", "--users", "0"), "users"),
         (("scale", "--sizes", "10,5"), "sizes"),
-        (("write", "--device", "cpu", "--k", "0"), "ks=(0,)"),
+        (("write", "--device", "cpu", "--k", "0"), "'--k': '0'"),
         (("ttft", "--arm", "disk", "--base-url", "http://127.0.0.1:1", "--data", "no"), "no"),
     ],
 )
