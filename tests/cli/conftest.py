@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +18,9 @@ from inferscale_sdk.config import settings
 from inferscale_sdk.recall import embedders
 from inferscale_sdk.testing.fake_embedder import FakeEmbedder
 from inferscale_sdk.testing.fake_engine import FakeEngine
+
+# What is said of every option is in ``option_walk``.
+sys.path.insert(0, str(Path(__file__).parent))
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,15 @@ def test_bad_arguments_are_named_before_a_model_is_loaded(cli, data, tmp_path, m
     assert "'--k': '0'" in cli(*DATA, data, "--k", "0", code=2).stderr
 
 
+@pytest.mark.parametrize("arm", ["w{}", "related{}", "related5+{}", "related5x{}", "w20/live{}"])
+def test_numbers_in_the_names_of_arms_have_an_end(cli, data, tmp_path, monkeypatch, arm):
+    from inferscale_sdk import models
+
+    monkeypatch.setattr(models, "bundled_model_path", lambda: tmp_path)
+    for number in ("9" * 20, "9" * 5000):
+        assert "unknown" in cli(*DATA, data, "--arm", arm.format(number), code=2).stderr
+
+
 def test_another_format_is_named(cli, tmp_path, monkeypatch):
     from inferscale_sdk import models
 

@@ -26,10 +26,11 @@ BASE_ARMS = ("prompt", "again", "other", "none")
 PAPER_ARMS = ("w0", "w20", "w50")
 AGAIN_CHUNK = 96
 
-_WINDOW = re.compile(r"w(\d+)")
-_RELATED = re.compile(r"related(\d+)(?:\+(\d+))?(?:x(\d+))?")
-_BOTH = re.compile(r"related(\d+)w(\d+)(?:x(\d+))?")
-_NUMBERED = re.compile(r"(live|top)(\d+)")
+# Numbers of facts, to 999,999.
+_WINDOW = re.compile(r"w(\d{1,6})")
+_RELATED = re.compile(r"related(\d{1,6})(?:\+(\d{1,6}))?(?:x(\d{1,6}))?")
+_BOTH = re.compile(r"related(\d{1,6})w(\d{1,6})(?:x(\d{1,6}))?")
+_NUMBERED = re.compile(r"(live|top)(\d{1,6})")
 _ORDERS: dict[str, Order] = {"time": "time", "session": "session", "first": "best-first"}
 
 
@@ -100,7 +101,8 @@ def parse_arm(name: str) -> Arm:
     if window is None and base not in BASE_ARMS:
         raise ConfigurationError(
             f"--arm {name!r} is unknown; use default, w20, related5, related5+3, prompt, other or "
-            "none, with options such as /bare, /live3, /time (see docs/quality.md)"
+            "none, with options such as /bare, /live3, /time and numbers to 999999 "
+            "(see docs/quality.md)"
         )
     kind: Kind = "injected"
     if window is None:
