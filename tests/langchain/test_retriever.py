@@ -12,8 +12,14 @@ from langchain_core.prompts import ChatPromptTemplate, PromptTemplate
 from langchain_core.retrievers import BaseRetriever
 from langchain_core.runnables import RunnablePassthrough
 
-from inferscale_sdk import NamespaceError
-from langchain_inferscale import ChatInferScale, InferScaleRetriever, as_handles, as_text
+from inferscale_sdk import ConfigurationError, NamespaceError
+from langchain_inferscale import (
+    ChatInferScale,
+    InferScaleLLM,
+    InferScaleRetriever,
+    as_handles,
+    as_text,
+)
 
 MARKER = re.compile(r"\[\[ifs:[0-9a-z]+\]\]")
 
@@ -31,6 +37,18 @@ def test_documents_are_handles(retriever):
         assert document.id == document.metadata["inferscale"] == document.page_content
         assert document.metadata["fact_id"] in document.page_content
         assert not any("Pepper" in str(value) for value in document.metadata.values())
+
+
+async def test_half_a_character_is_no_question(retriever, memory):
+    half = "half a \ud83d character"
+    completion = InferScaleLLM(memory=memory, user_id="ann")
+    for ask in (retriever, completion):
+        with pytest.raises(ConfigurationError, match=r"surrogate U\+D83D"):
+            ask.invoke(half)
+        with pytest.raises(ConfigurationError, match=r"surrogate U\+D83D"):
+            await ask.ainvoke(half)
+    with pytest.raises(ConfigurationError, match=r"surrogate U\+D83D"):
+        list(completion.stream(half))
 
 
 def test_text_is_for_rerankers(retriever):

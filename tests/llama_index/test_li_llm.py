@@ -47,6 +47,16 @@ async def last_of(stream):
     return chunks[-1], "".join(chunk.delta or "" for chunk in chunks)
 
 
+async def test_half_a_character_is_no_prompt(llm):
+    half = "half a \ud83d character"
+    with pytest.raises(ConfigurationError, match=r"surrogate U\+D83D"):
+        llm.complete(half)
+    with pytest.raises(ConfigurationError, match=r"surrogate U\+D83D"):
+        await llm.acomplete(half)
+    with pytest.raises(ConfigurationError, match=r"surrogate U\+D83D"):
+        list(llm.stream_complete(half))
+
+
 def test_chat_injects_and_reports(llm, told, server):
     llm.chat(told)  # teaches the server the preamble
     response = llm.chat(told)

@@ -42,6 +42,14 @@ class Sentences(SentenceSplitter):
     split_text_metadata_aware = lambda self, text, metadata_str: cut(text)  # noqa: E731
 
 
+async def test_half_a_character_is_no_question(retriever):
+    half = "half a \ud83d character"
+    with pytest.raises(ConfigurationError, match=r"surrogate U\+D83D"):
+        retriever.retrieve(half)
+    with pytest.raises(ConfigurationError, match=r"surrogate U\+D83D"):
+        await retriever.aretrieve(half)
+
+
 # -- nodes -------------------------------------------------------------------------------------
 
 
