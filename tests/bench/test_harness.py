@@ -15,6 +15,8 @@ from inferscale_sdk.prompt.plan import Planner  # noqa: E402
 from inferscale_sdk.testing.fake_embedder import FakeEmbedder  # noqa: E402
 from inferscale_sdk.types import Message  # noqa: E402
 
+pytestmark = pytest.mark.engine
+
 K = 8
 
 

@@ -75,6 +75,6 @@ def test_folding_is_what_it_always_was(text: str) -> None:
 
 @pytest.mark.parametrize("text", ["a" + " " * 256_000 + "b", "a" + " \n" * 128_000 + "b"])
 def test_time_grows_with_the_length_only(make_fact: Any, text: str) -> None:
-    started = time.perf_counter()
+    started = time.thread_time()
     DEFAULT_FRAME.line(make_fact(text, speaker=text))
-    assert time.perf_counter() - started < 1.0
+    assert time.thread_time() - started < 3.0

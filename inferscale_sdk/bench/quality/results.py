@@ -79,10 +79,9 @@ class ResultFile:
     def __getitem__(self, key: str) -> Result:
         return self._results[key]
 
-    def get(self, key: str, *, with_answer: bool = False) -> Result | None:
-        """The result, if it is there and, where that is wanted, has an answer."""
-        result = self._results.get(key)
-        return None if result is None or (with_answer and result.answer is None) else result
+    def get(self, key: str) -> Result | None:
+        """The result, if it is there."""
+        return self._results.get(key)
 
     def add(self, result: Result) -> None:
         """Keep a result; written at once."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -205,35 +205,40 @@ class QualityRun:
         )
 
     def _result(self, arm: Arm, task: _Task, bench: _Bench) -> Result:
-        known = self._file.get(task.key, with_answer=self._options.answers)
-        if known is not None:
-            return known
+        result = self._file.get(task.key)
+        # Nobody asks how well another memory answers.
+        answers = self._options.answers and arm.kind != "other"
+        if result is not None and not (answers and result.answer is None):
+            return result
         plan = bench.plan(task.question, task.facts)
+        if result is None:
+            result = self._scored(arm, task, bench, plan)
+        if answers:
+            given = self._model.greedy(plan, bench.segments, ANSWER_TOKENS)
+            result = replace(
+                result,
+                answer=given,
+                f1=answer_f1(given, task.question.answer, task.question.category),
+                recall=gold_recall(given, task.question.answer),
+            )
+        self._file.add(result)
+        return result
+
+    def _scored(self, arm: Arm, task: _Task, bench: _Bench, plan: PromptPlan) -> Result:
+        """How likely the golden answer is, forced upon the model."""
         answer = self._model.tokenizer.encode_plain(task.question.answer)
-        stored = bench.segments
-        logprobs = self._model.score(plan, stored, answer, chunk=arm.chunk)
+        logprobs = self._model.score(plan, bench.segments, answer, chunk=arm.chunk)
         rows = torch.arange(len(answer))
-        nll = -float(logprobs[rows, torch.tensor(answer)].mean())
-        given = None
-        if self._options.answers:
-            given = self._model.greedy(plan, stored, ANSWER_TOKENS)
-        result = Result(
+        return Result(
             key=task.key,
             conversation=bench.material.id,
             question=task.question.id,
             category=task.question.category,
-            nll=nll,
+            nll=-float(logprobs[rows, torch.tensor(answer)].mean()),
             kl=self._divergence(arm, task, logprobs),
             prompt_tokens=len(plan.token_ids),
             prefilled_tokens=len(plan.token_ids) - sum(s.n_tokens for s in plan.segments),
-            answer=given,
-            f1=None
-            if given is None
-            else answer_f1(given, task.question.answer, task.question.category),
-            recall=None if given is None else gold_recall(given, task.question.answer),
         )
-        self._file.add(result)
-        return result
 
     def _divergence(self, arm: Arm, task: _Task, logprobs: torch.Tensor) -> float:
         """Mean KL(full prompt ‖ arm) over the answer's tokens; keeps the full prompt's side."""
