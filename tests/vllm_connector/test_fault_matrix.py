@@ -15,11 +15,38 @@ import fault_cases_remote  # noqa: F401
 import fault_cases_requests  # noqa: F401
 import fault_cases_store  # noqa: F401 - each fills the list of cases, in the order of the table
 import pytest
+from _pytest.mark import ParameterSet
 from connector_harness import Harness, Outcome
 from fault_scene import CASES, EXACT, N_ANSWER, N_MEMORY, WIDTH, Case, Scene, injected_tokens
 
 from inferscale_sdk.testing.fault_matrix import FaultCell, FaultOutcome
 from inferscale_sdk.testing.redis_server import BINARIES, RedisServer, find_redis, running_redis
+
+# Of these parts a few stand for their like in ``make test``; ``make reliability`` runs all.
+STAND_FOR_ALL = {
+    "segment file": {
+        "a bit of the tensor flipped",
+        "cut in half",
+        "deleted by someone",
+        "another model's file under its name",
+        "right name and model, other tokens",
+    },
+    "request": {
+        "an unknown field",
+        "another model's fingerprint",
+        "a salt bound to other segments",
+        "segments of another prompt",
+    },
+}
+
+
+def as_parameter(cell: Case) -> ParameterSet:
+    chosen = STAND_FOR_ALL.get(cell.part)
+    return pytest.param(
+        cell,
+        id=f"{cell.part}: {cell.fault} ({cell.stage})".replace("/", "-"),
+        marks=[] if chosen is None or cell.fault in chosen else [pytest.mark.slow],
+    )
 
 
 @pytest.fixture(scope="module")
@@ -64,9 +91,7 @@ def scene(harness, references, request, monkeypatch) -> Iterator[Scene]:
     assert found.outcome(found.ask()) is EXACT
 
 
-@pytest.mark.parametrize(
-    "cell", CASES, ids=[f"{c.part}: {c.fault} ({c.stage})".replace("/", "-") for c in CASES]
-)
+@pytest.mark.parametrize("cell", [as_parameter(cell) for cell in CASES])
 def test_cell(cell: Case, scene: Scene, record_fault) -> None:
     out = cell.run(scene)
     outcome = scene.outcome(out)
