@@ -73,12 +73,6 @@ class ResultFile:
         for result in self._read():
             self._results[result.key] = result
 
-    def __contains__(self, key: str) -> bool:
-        return key in self._results
-
-    def __getitem__(self, key: str) -> Result:
-        return self._results[key]
-
     def get(self, key: str) -> Result | None:
         """The result, if it is there."""
         return self._results.get(key)
