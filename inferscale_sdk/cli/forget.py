@@ -140,8 +140,7 @@ class _Task:
         from inferscale_sdk.tiers.folder import remove
 
         try:
-            for key in self.memory.store.forget_queue(1_000_000):
-                remove(self.kv, key)
+            remove(self.kv, self.memory.store.forget_queue(1_000_000))
             if self.engine is not None:
                 send_forgets(self.memory.store, self.engine)
         except (EngineError, StoreError) as error:

@@ -22,6 +22,7 @@ from inferscale_sdk.kv.segment import Segment
 from inferscale_sdk.tiers import files
 from inferscale_sdk.tiers.budget import BudgetedTier, Stored
 from inferscale_sdk.tiers.coding import Coder, Tag
+from inferscale_sdk.tiers.deletions import DeletionLog
 from inferscale_sdk.tiers.orders import Eviction
 
 __all__ = ["DiskTier"]
@@ -62,6 +63,7 @@ class DiskTier(BudgetedTier):
         eviction: Who goes first when the budget is exceeded.
         owner_bytes: Budget of each owner, ``None`` for no limit.
         division: How the model is divided over ranks; those of another division are not found.
+        author: The server that this is a part of, so that its deletions are told to others only.
 
     Raises:
         ConfigurationError: A budget or ``rank`` is negative, or there is no such ``eviction``.
@@ -83,6 +85,7 @@ class DiskTier(BudgetedTier):
         eviction: Eviction = "lru",
         owner_bytes: int | None = None,
         division: str = "",
+        author: str = "",
     ) -> None:
         super().__init__(capacity_bytes, owner_bytes, eviction)
         self.storage = storage
@@ -102,6 +105,8 @@ class DiskTier(BudgetedTier):
         with contextlib.suppress(OSError):  # others' may be closed to this user
             files.remove_all_abandoned(self._root)
         self._budget.recount(self._listing(), self._read_tag)
+        self.deletions = DeletionLog(self._root, author=author)
+        """What others deleted from the folder; what is deleted here is noted there."""
 
     @property
     def root(self) -> Path:
@@ -169,6 +174,11 @@ class DiskTier(BudgetedTier):
 
     def delete(self, key: str) -> bool:
         """Drop a segment and any quarantined copy of it, for this model and rank."""
+        removed = self._delete_own(key)
+        self.deletions.add([key])
+        return removed
+
+    def _delete_own(self, key: str) -> bool:
         removed = self._remove(self.path(key))
         _remove_quarantined(self._folder, key)
         if removed:
@@ -180,7 +190,7 @@ class DiskTier(BudgetedTier):
 
         For deletion that must reach what other servers left behind.
         """
-        removed = int(self.delete(key))
+        removed = int(self._delete_own(key))
         try:
             folders = files.shard_folders(self._root)
         except OSError as error:
@@ -190,6 +200,7 @@ class DiskTier(BudgetedTier):
                 removed += self._unlink(files.segment_path(folder, key)) is not None
                 _remove_quarantined(folder, key)
             _remove_abandoned(folder, key)
+        self.deletions.add([key])
         return removed
 
     def keys(self) -> Iterator[str]:  # noqa: D102
@@ -200,6 +211,9 @@ class DiskTier(BudgetedTier):
         for entry in files.scan(self._folder):
             self._remove(entry.path)
         _remove_quarantined(self._folder)
+
+    def close(self) -> None:  # noqa: D102
+        self.deletions.close()
 
     def _listing(self) -> list[Stored]:
         return [

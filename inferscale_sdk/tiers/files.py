@@ -26,6 +26,7 @@ __all__ = [
     "ABANDONED_AFTER_SECONDS",
     "StoredFile",
     "create_locked",
+    "entries",
     "is_segment_file",
     "make_private",
     "mark_used",
@@ -71,11 +72,11 @@ def shard_folders(root: Path) -> list[Path]:
 
     One that may not be read is an error.
     """
-    models = [Path(entry.path) for entry in _entries(root) if entry.is_dir()]
+    models = [Path(entry.path) for entry in entries(root) if entry.is_dir()]
     return [
         Path(entry.path)
         for model in models
-        for entry in _entries(model)
+        for entry in entries(model)
         if entry.name.startswith("r") and entry.is_dir()
     ]
 
@@ -229,10 +230,10 @@ def _lock(descriptor: int) -> bool:
 
 def scan(folder: Path) -> Iterator[StoredFile]:
     """All segments' files in a folder; those that vanish meanwhile are left out."""
-    for part in _entries(folder):
+    for part in entries(folder):
         if len(part.name) != 2:
             continue
-        for entry in _entries(Path(part.path)):
+        for entry in entries(Path(part.path)):
             key = key_of(entry.name)
             if key is None:
                 continue
@@ -243,10 +244,11 @@ def scan(folder: Path) -> Iterator[StoredFile]:
                 yield StoredFile(key, Path(entry.path), state.st_size, state.st_mtime_ns)
 
 
-def _entries(folder: Path) -> list[os.DirEntry[str]]:
+def entries(folder: Path) -> list[os.DirEntry[str]]:
+    """What lies in a folder, nothing if there is none."""
     try:
-        with os.scandir(folder) as entries:
-            return list(entries)
+        with os.scandir(folder) as found:
+            return list(found)
     except (FileNotFoundError, NotADirectoryError):
         return []
 
@@ -334,7 +336,7 @@ def quarantine(
 
 def trim_quarantine(folder: Path, *, keep: int) -> None:
     """Remove all but the newest ``keep`` files from quarantine."""
-    found = sorted(_entries(folder / _QUARANTINE), key=_quarantined_at)
+    found = sorted(entries(folder / _QUARANTINE), key=_quarantined_at)
     for entry in found[: max(0, len(found) - keep)]:
         Path(entry.path).unlink(missing_ok=True)
 
@@ -346,6 +348,6 @@ def _quarantined_at(entry: os.DirEntry[str]) -> str:
 
 def remove_quarantined(folder: Path, key: str | None = None) -> None:
     """Remove what is in quarantine, of one key or all."""
-    for entry in _entries(folder / _QUARANTINE):
+    for entry in entries(folder / _QUARANTINE):
         if key is None or entry.name.startswith(key):
             Path(entry.path).unlink(missing_ok=True)

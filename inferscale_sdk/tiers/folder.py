@@ -6,12 +6,14 @@ For tools and proofs. Looking counts as no use and disturbs no server that works
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from inferscale_sdk.errors import CorruptSegment, StoreError, WrongKey
 from inferscale_sdk.tiers import files
+from inferscale_sdk.tiers.deletions import DeletionLog
 from inferscale_sdk.tiers.names import object_name
 
 if TYPE_CHECKING:
@@ -131,28 +133,34 @@ def _names(folder: Path) -> list[str]:
     return [path.name for path in folder.iterdir()] if folder.is_dir() else []
 
 
-def remove(root: Path, key: str) -> int:
-    """Drop a key under every model and rank, damaged copies and what dead writers left included.
+def remove(root: Path, keys: Collection[str]) -> int:
+    """Drop keys under every model and rank, damaged copies and what dead writers left included.
 
-    A server that has it in memory still serves it: tell the server, too.
+    A server that works on the folder drops them from its memory, too, before it next answers or
+    within a second.
 
     Returns:
         How many segments there were, damaged copies not counted.
 
     Raises:
-        StoreError: A file is there and cannot be removed.
+        ValueError: A key is not 40 lower-case hex digits.
+        StoreError: A file is there and cannot be removed, or others cannot be told.
     """
     removed = 0
     try:
         for shard in files.shard_folders(root):
-            path = files.segment_path(shard, key)
-            if files.is_segment_file(path):
-                path.unlink(missing_ok=True)
-                removed += 1
-            files.remove_quarantined(shard, key)
-            files.remove_abandoned(shard, key)
+            for key in keys:
+                path = files.segment_path(shard, key)
+                if files.is_segment_file(path):
+                    path.unlink(missing_ok=True)
+                    removed += 1
+                files.remove_quarantined(shard, key)
+                files.remove_abandoned(shard, key)
     except OSError as error:
-        raise StoreError(f"segment {key} cannot be removed from {root}: {error}") from error
+        raise StoreError(f"segments cannot be removed from {root}: {error}") from error
+    if root.is_dir():
+        with closing(DeletionLog(root)) as deletions:
+            deletions.add(keys)
     return removed
 
 

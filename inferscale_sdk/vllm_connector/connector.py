@@ -108,7 +108,8 @@ class InferScaleConnector(KVConnectorBase_V1):  # type: ignore[misc]
         self.scheduler: SchedulerHalf | None = None
         self.worker: WorkerHalf | None = None
         if role is KVConnectorRole.SCHEDULER:
-            self.scheduler = SchedulerHalf(config, identity)
+            server_id = str(self._kv_transfer_config.engine_id)
+            self.scheduler = SchedulerHalf(config, identity, server_id=server_id)
             end_with_parent()
         else:
             self.worker = WorkerHalf(

@@ -45,6 +45,7 @@ class SegmentIndex:
         self._resident: dict[str, SegmentInfo] = {}
         self._fetching: set[str] = set()
         self._forgetting: Counter[str] = Counter()
+        self._outdated: set[str] = set()
         self._votes: defaultdict[tuple[str, str], list[Staged | Captured]] = defaultdict(list)
         self._absent: dict[str, tuple[Reason, float]] = {}
         self._stage: list[str] = []
@@ -104,9 +105,12 @@ class SegmentIndex:
         if isinstance(item, Staged):
             self._fetching.discard(item.key)
         reason = next((vote.reason for vote in votes if vote.reason), Reason.OK)
-        if not reason and item.key in self._forgetting:
+        outdated = isinstance(item, Staged) and item.key in self._outdated
+        if not reason and (item.key in self._forgetting or outdated):
             # It is older than the deletion: what comes after waits until that is over.
             reason = Reason.INCOMPLETE if isinstance(item, Captured) else Reason.MISSING
+        if isinstance(item, Staged):
+            self._outdated.discard(item.key)
         if not reason and any(vote.token_digest != item.token_digest for vote in votes):
             reason = Reason.TOKEN_MISMATCH
         if not reason:
@@ -173,6 +177,17 @@ class SegmentIndex:
             if key in self._resident:
                 self.remove([key])
                 self._evict.append(key)
+
+    def deleted_elsewhere(self, keys: Collection[str]) -> int:
+        """Others removed these for good: what is here goes, and what is being read is not kept.
+
+        Returns:
+            How many were here.
+        """
+        here = [key for key in keys if key in self._resident]
+        self.drop(here)
+        self._outdated.update(self._fetching.intersection(keys))
+        return len(here)
 
     def pin(self, keys: Iterable[str]) -> list[str]:
         """Protect resident keys from eviction; returns those pinned, for :meth:`release`."""

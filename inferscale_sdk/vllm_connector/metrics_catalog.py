@@ -75,7 +75,9 @@ METRICS: dict[str, Metric] = {
     "captured_bytes": _counter("Bytes of KV captured, over all ranks."),
     "failed_captures": _counter("Spans of encode requests that were not stored."),
     "learned_preambles": _counter("Preambles captured on the way of an answer."),
-    "forgotten_segments": _counter("Segments dropped because clients said so."),
+    "forgotten_segments": _counter(
+        "Segments dropped because clients told this server or another one on its folder."
+    ),
     **{f"tier_{name}": _counter(text, "tier") for name, text in TIER_COUNTERS.items()},
     **{f"tier_{name}": Metric("gauge", text, "tier") for name, text in TIER_GAUGES.items()},
 }

@@ -30,6 +30,7 @@ from inferscale_sdk.protocol import (
     parse_operation,
     verify,
 )
+from inferscale_sdk.tiers.deletions import DeletionLog
 from inferscale_sdk.vllm_connector.index import SegmentIndex
 from inferscale_sdk.vllm_connector.jobs.base import Core, Job
 from inferscale_sdk.vllm_connector.jobs.capture import EncodeJob, ProbeJob
@@ -69,8 +70,12 @@ log = logging.getLogger(__name__)
 class SchedulerHalf:
     """One per engine."""
 
-    def __init__(self, config: ConnectorConfig, identity: ModelIdentity) -> None:
+    def __init__(
+        self, config: ConnectorConfig, identity: ModelIdentity, *, server_id: str = ""
+    ) -> None:
         self._config = config
+        folder = config.disk_path
+        self._deletions = None if folder is None else DeletionLog(folder, author=server_id)
         index = SegmentIndex(
             config.host_bytes, eviction=config.eviction, owner_bytes=config.owner_bytes
         )
@@ -88,12 +93,19 @@ class SchedulerHalf:
         params = request.kv_transfer_params
         if not params or FIELD not in params:
             return
+        self._heed_deletions()
         request_id = request.request_id
         try:
             job = self._job(request, params[FIELD])
         except _Refused as refused:
             job = RefusedJob(self._core, request_id, refused.reason, str(refused))
         self._jobs[request_id] = job
+
+    def _heed_deletions(self) -> None:
+        """Let go of what other servers on the same folder were told to forget."""
+        if self._deletions is not None and (keys := self._deletions.unseen()):
+            dropped = self._core.index.deleted_elsewhere(keys)
+            self._core.count("forgotten_segments", dropped)
 
     def _job(self, request: Request, obj: object) -> Job:
         core, request_id = self._core, request.request_id
@@ -243,6 +255,7 @@ class SchedulerHalf:
     def commands(self, output: SchedulerOutput) -> Commands:
         """What the workers have to do in this step."""
         core = self._core
+        self._heed_deletions()
         stage, evict = core.index.take_commands()
         for order in core.forget:
             for job in self._jobs.values():

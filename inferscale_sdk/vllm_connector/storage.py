@@ -42,9 +42,21 @@ def division_of(parallel: ParallelConfig) -> str:
 
 
 def open_below(
-    config: ConnectorConfig, fingerprint: str, rank: int, division: str = ""
+    config: ConnectorConfig,
+    fingerprint: str,
+    rank: int,
+    *,
+    division: str = "",
+    server_id: str = "",
 ) -> Tier | None:
     """The tiers below host memory as one, ``None`` if there are none.
+
+    Args:
+        config: The operator's settings.
+        fingerprint: The model.
+        rank: This process's shard of it.
+        division: How it is divided over ranks.
+        server_id: Common to all processes of one server; others are told what it deletes.
 
     Raises:
         ConfigurationError: A setting cannot be used, or a package is missing.
@@ -60,7 +72,13 @@ def open_below(
     }
     tiers: list[Tier] = []
     if config.disk_path is not None:
-        disk = DiskTier(config.disk_path, fingerprint, capacity_bytes=config.disk_bytes, **common)
+        disk = DiskTier(
+            config.disk_path,
+            fingerprint,
+            capacity_bytes=config.disk_bytes,
+            author=server_id,
+            **common,
+        )
         tiers.append(_behind(disk, config) if config.write_policy == "back" else disk)
     if config.remote_address is not None:
         limits = RemoteLimits(

@@ -86,8 +86,13 @@ class WorkerHalf:
         self._identity = identity
         self._rank, self._world_size = rank, world_size
         self._resident: Shelf = make_shelf(config.host_dtype)
-        division = division_of(vllm_config.parallel_config)
-        self._below = open_below(config, identity.fingerprint, rank, division)
+        self._below = open_below(
+            config,
+            identity.fingerprint,
+            rank,
+            division=division_of(vllm_config.parallel_config),
+            server_id=str(vllm_config.kv_transfer_config.engine_id),
+        )
         self._readers = ThreadPoolExecutor(READER_THREADS, thread_name_prefix="inferscale-read")
         self._reading: set[str] = set()
         self._forgetting: Counter[str] = Counter()

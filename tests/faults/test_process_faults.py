@@ -171,6 +171,28 @@ def test_server_starts_with_an_empty_folder(
     settled(watch, doomed)
 
 
+def deleted_through_one_is_gone_from_the_other(
+    watch: Watch, first: VLLMEngine, second: VLLMEngine, kv: Path
+) -> None:
+    memory, before = watch.memory, set(kv.rglob("*.ifs"))
+    memory.add(["Grace keeps the key to the cellar behind the third flower pot."], user_id="grace")
+    assert memory.wait_encoded(timeout=60, user_id="grace")
+    keys = [path.stem for path in set(kv.rglob("*.ifs")) - before]
+    with asking(watch, second):
+        memory.answer("Where is the key?", user_id="grace", max_tokens=4)
+    held = second.locate(keys)
+    assert keys and any("host" in places for places in held.values())
+
+    memory.delete_all(user_id="grace", hard=True)
+    deadline = time.monotonic() + 60
+    while first.locate(keys).keys() == set(keys) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    gone = set(keys) - first.locate(keys).keys()  # her facts; a preamble belongs to nobody
+    assert gone & held.keys()
+    time.sleep(1.1)  # the other one looks once a second
+    assert not gone & second.locate(keys).keys()
+
+
 @pytest.mark.slow
 def test_two_servers_on_one_folder(
     doomed: VLLMEngine, watch: Watch, doomed_folder: Path, model_path: Path, tmp_path: Path
@@ -189,6 +211,7 @@ def test_two_servers_on_one_folder(
             fault = ("two servers", "one folder, encoded by the other one", "question")
             watch.cell(fault, EXACT, watch.ask)
             assert second.stats().counters.get("captured_segments", 0) == 0
+        deleted_through_one_is_gone_from_the_other(watch, doomed, second, doomed_folder / "kv")
         second.kill()
         watch.cell(("two servers", "one folder, the other killed", "question"), EXACT, watch.ask)
     settled(watch, doomed)

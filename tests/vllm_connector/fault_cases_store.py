@@ -262,31 +262,42 @@ def _(scene: Scene) -> Outcome:
     return scene.ask()
 
 
-@case("two servers", "the other one deletes the files", "read", EXACT, Reason.OK)
+@case("two servers", "somebody deletes the files", "read", EXACT, Reason.OK)
+def _(scene: Scene) -> Outcome:
+    for key in scene.keys:
+        scene.file(key).unlink()
+    return scene.ask()  # still in this one's memory
+
+
+@case("two servers", "the other one is told to forget", "read", TEXT, Reason.MISSING)
 def _(scene: Scene) -> Outcome:
     from inferscale_sdk.tiers.disk import DiskTier
 
+    scene.encode_again("forgotten elsewhere")
     with DiskTier(scene.harness.disk, scene.harness.fingerprint) as other:
         for key in scene.keys:
-            assert other.delete(key)
-    return scene.ask()  # still in this one's memory
+            assert other.delete_everywhere(key)
+    time.sleep(1.1)  # it is looked at once a second
+    out = scene.ask()
+    index = scene.harness.scheduler._core.index
+    assert not any(index.get(key) for key in scene.keys)
+    assert not any(key in scene.harness.worker._resident for key in scene.keys)
+    return out
 
 
 @case("two servers", "the other one evicts while this one reads", "read", TEXT, Reason.MISSING)
 def _(scene: Scene) -> Outcome:
-    from inferscale_sdk.tiers.disk import DiskTier
-
     scene.harness.drop_resident()
-    other = DiskTier(scene.harness.disk, scene.harness.fingerprint)
-    gone: list[bool] = []
+    gone: list[str] = []
 
     def evict(key: str) -> None:
         if key == scene.victim:
-            gone.append(other.delete(key))
+            scene.file(key).unlink()
+            gone.append(key)
 
     with scene.tier.failing(before_get=evict):
         out = scene.ask()
-    assert gone == [True]
+    assert gone == [scene.victim]
     return out
 
 

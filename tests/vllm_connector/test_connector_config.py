@@ -156,7 +156,7 @@ def test_another_division_over_ranks_finds_nothing(tmp_path: Path) -> None:
     segment = make_segment("a")
     stored = [divided(4, 1), divided(2, 1), divided(2, 2), divided(1, 1)]
     for n, division in enumerate(stored):
-        below = open_below(settings_, "model", 1, division)
+        below = open_below(settings_, "model", 1, division=division)
         assert below is not None
         assert below.get(segment.key) is None
         below.put(segment)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,12 +18,15 @@ from inferscale_sdk.protocol import (
     EncodeOp,
     ForgetOp,
     InjectOp,
+    PrefetchOp,
     Reason,
     SegmentRef,
     salt_suffix,
 )
 from inferscale_sdk.testing.tier_suite import make_key
+from inferscale_sdk.tiers.deletions import DeletionLog
 from inferscale_sdk.vllm_connector.capture import Recorder
+from inferscale_sdk.vllm_connector.config import ConnectorConfig
 from inferscale_sdk.vllm_connector.index import SegmentIndex
 from inferscale_sdk.vllm_connector.metadata import (
     Captured,
@@ -34,6 +38,7 @@ from inferscale_sdk.vllm_connector.metadata import (
     WorkerReport,
 )
 from inferscale_sdk.vllm_connector.scheduler import SchedulerHalf
+from inferscale_sdk.vllm_connector.storage import open_below
 
 A, B = make_key("a"), make_key("b")
 PROMPT = list(range(8))
@@ -229,3 +234,81 @@ def test_the_recorder_drops_the_forgotten_span_and_keeps_the_other() -> None:
     assert [span.key for _, span, _ in kept] == [B]
     assert torch.equal(kept[0][2].data[0, 0], rows[4:])
     assert recorder._captures == {}
+
+
+@pytest.fixture
+def on_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[SchedulerHalf, DeletionLog]:
+    """A scheduler on a folder, and what another server on it says."""
+    half = scheduler_of(hello(1), require_probe=False, disk_path=tmp_path)
+    assert half._deletions is not None
+    monkeypatch.setattr(half._deletions, "_every_seconds", 0.0)
+    return half, DeletionLog(tmp_path)
+
+
+def staged(half: SchedulerHalf, key: str) -> None:
+    said(half, staged=Staged(key, n_tokens=4, token_digest="d", nbytes=100))
+
+
+def test_what_another_server_deleted_is_gone_before_the_next_request_is_looked_at(
+    on_folder: tuple[SchedulerHalf, DeletionLog],
+) -> None:
+    half, other = on_folder
+    for key in (A, B):
+        half._core.index.fetch([key])
+        staged(half, key)
+    step(half)
+    other.add([A])
+    begin(half, "question", PrefetchOp(keys=(B,)))
+    assert not is_there(half, A)
+    assert is_there(half, B)
+    assert step(half).evict == (A,)
+    assert half._core.counters["forgotten_segments"] == 1
+
+
+def test_what_is_read_while_another_server_deletes_it_is_not_kept(
+    on_folder: tuple[SchedulerHalf, DeletionLog],
+) -> None:
+    half, other = on_folder
+    half._core.index.fetch([A, B])
+    assert set(step(half).stage) == {A, B}
+    other.add([A])
+    step(half)
+    staged(half, A)
+    staged(half, B)
+    assert not is_there(half, A)
+    assert is_there(half, B)
+    assert step(half).evict == (A,)
+    # Encoded anew after the deletion it is another matter.
+    half._core.index._absent.clear()
+    half._core.index.fetch([A])
+    staged(half, A)
+    assert is_there(half, A)
+
+
+def test_a_read_in_vain_does_not_speak_against_the_next_one(
+    on_folder: tuple[SchedulerHalf, DeletionLog],
+) -> None:
+    half, other = on_folder
+    half._core.index.fetch([A])
+    other.add([A])
+    step(half)
+    said(half, staged=Staged(A, Reason.MISSING))
+    half._core.index._absent.clear()
+    half._core.index.fetch([A])
+    staged(half, A)
+    assert is_there(half, A)
+
+
+def test_all_parts_of_one_server_are_one_author(tmp_path: Path) -> None:
+    half = SchedulerHalf(
+        ConnectorConfig(disk_path=tmp_path), SimpleNamespace(fingerprint="m"), server_id="one"
+    )
+    below = open_below(ConnectorConfig(disk_path=tmp_path), "m", 0, server_id="one")
+    assert half._deletions is not None and below is not None
+    half._deletions._every_seconds = 0.0
+    below.delete_everywhere(A)
+    assert half._deletions.unseen() == set()
+    stranger = open_below(ConnectorConfig(disk_path=tmp_path), "m", 0, server_id="two")
+    assert stranger is not None
+    stranger.delete_everywhere(B)
+    assert half._deletions.unseen() == {B}

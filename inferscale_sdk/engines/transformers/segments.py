@@ -48,15 +48,23 @@ class SegmentStore:
 
     def get(self, key: str) -> Segment | None:
         """The segment, read from disk if need be."""
+        self._heed_deletions()
         return self._store.get(key)
 
     def warm(self, keys: Iterable[str]) -> None:
         """Bring segments into memory, so that looking them up later waits for no disk."""
         if self._disk is None:
             return
+        self._heed_deletions()
         for key in keys:
             if not self._store.host.contains(key):
                 self._store.get(key)
+
+    def _heed_deletions(self) -> None:
+        """Let go of what other processes on the same folder deleted."""
+        if self._disk is not None:
+            for key in self._disk.deletions.unseen():
+                self._store.host.delete(key)
 
     def put(self, segment: Segment) -> None:
         """Store a segment.
