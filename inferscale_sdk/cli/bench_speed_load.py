@@ -176,11 +176,12 @@ def write(
     ] = 8,
     head_dim: Annotated[int, typer.Option(help="Channels of a head.", **whole(2, 4096))] = 128,
     device: Annotated[str, typer.Option(help="cuda or cpu.")] = "cuda",
+    dtype: Annotated[str, typer.Option(help="bfloat16 or float32.")] = "bfloat16",
     plots: Plots = None,
     seed: Seed = 0,
     json: Json = False,
 ) -> None:
-    """Injected segments into a GPU's paged cache, against a plain copy of as many bytes.
+    """Injected segments into a paged cache, against a plain copy of as many bytes.
 
     No model runs: random numbers in a model's shape, that of Llama-3.1-8B unless told otherwise.
     """
@@ -195,6 +196,7 @@ def write(
         kv_heads=kv_heads,
         head_dim=head_dim,
         device=device,
+        dtype=dtype,
         seed=seed,
     )
     show(run_write(wanted, Progress()), json=json, plots=plots)

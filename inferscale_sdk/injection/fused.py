@@ -15,7 +15,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from functools import cache
-from typing import Any
 
 import torch
 
@@ -38,7 +37,7 @@ def fits(data: torch.Tensor, *, interleaved: bool) -> bool:
 
 @cache
 def turning_kernel() -> Kernel | None:
-    """The kernel, compiled and checked; ``None`` if there is none. Takes a second when first asked.
+    """The kernel, compiled and checked; ``None`` if there is none. Takes seconds when first asked.
 
     What it compiled to is kept where numba keeps such things, for the next process.
     """
@@ -56,53 +55,15 @@ def turning_kernel() -> Kernel | None:
 
 def _compiled() -> Kernel:
     import numpy as np
-    from llvmlite import ir
-    from numba import njit, types
-    from numba.extending import intrinsic
 
-    @intrinsic  # type: ignore[untyped-decorator]
-    def fma(_context: Any, _a: Any, _b: Any, _c: Any) -> Any:
-        """A * b + c, rounded once, as torch's vectorised kernels do it."""
-
-        def generate(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
-            real = ir.FloatType()
-            kind = ir.FunctionType(real, [real] * 3)
-            return builder.call(builder.module.declare_intrinsic("llvm.fma", [real], kind), args)
-
-        return types.float32(types.float32, types.float32, types.float32), generate
-
-    @njit(nogil=True)  # type: ignore[untyped-decorator]
-    def turn(data: Any, cos: Any, sin: Any, moved: Any, head_dim: int, row: Any) -> None:
-        # data: bfloat16 bits [layer, kv, token, kv_head * head_dim]; row: float32, one token's keys
-        half = cos.shape[1]
-        width = data.shape[3]
-        bits = row.view(np.uint32)
-        for layer in range(data.shape[0]):
-            for m in range(moved.shape[0]):
-                token = moved[m]
-                keys = data[layer, 0, token]
-                c = cos[token]
-                s = sin[token]
-                for i in range(width):
-                    bits[i] = np.uint32(keys[i]) << np.uint32(16)
-                for start in range(0, width, head_dim):
-                    first = row[start : start + half]
-                    second = row[start + half : start + 2 * half]
-                    for i in range(half):
-                        x = first[i]
-                        y = second[i]
-                        first[i] = fma(-y, s[i], x * c[i])
-                        second[i] = fma(x, s[i], y * c[i])
-                for i in range(width):
-                    odd = (bits[i] >> np.uint32(16)) & np.uint32(1)
-                    keys[i] = np.uint16((bits[i] + np.uint32(0x7FFF) + odd) >> np.uint32(16))
+    from inferscale_sdk.injection.host_kernel import turn_keys
 
     def kernel(data: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:
         layer, kv, token, kv_head, head_dim = data.shape
         width = kv_head * head_dim
         # Tokens that stay keep their bits: -0.0 * 1 - y * 0 may be +0.0.
         still = ((sin == 0) & (cos == 1)).all(dim=1)
-        turn(
+        turn_keys(
             data.view(torch.uint16).view(layer, kv, token, width).numpy(),
             cos.contiguous().numpy(),
             sin.contiguous().numpy(),

@@ -1,17 +1,16 @@
-"""Segments written straight into a paged cache: gathered, turned and scattered in one launch.
+"""Segments written straight into a paged cache: gathered, turned and scattered in one pass.
 
 The chain of :func:`~inferscale_sdk.injection.pieces.gather` and a write for each layer reads and
-writes everything several times, in hundreds of launches. Here one kernel takes every token's keys
-and values from where they lie, turns the keys and writes both to their pages, for all layers. It
-runs where triton compiles for the cache's device.
+writes everything several times, in hundreds of launches. A writer takes every token's keys and
+values from where they lie, turns the keys and writes both to their pages, for all layers.
 """
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Self, TypeAlias
 
 import numpy as np
 import torch
@@ -19,29 +18,26 @@ from numpy.typing import NDArray
 
 from inferscale_sdk.errors import CorruptSegment
 from inferscale_sdk.injection.pieces import LayerTables, Piece
-from inferscale_sdk.kv.layout import SegmentLayout, dtype_name
+from inferscale_sdk.kv.layout import SegmentLayout
 from inferscale_sdk.kv.rows import Lent, Rows
-from inferscale_sdk.rope.table import RotaryTable
 
-__all__ = ["PageWriter", "PagedCache", "write_kernel"]
+__all__ = ["ALIGN", "PageWriter", "PagedCache", "TokenTable", "WriterFactory", "find_writer"]
 
-log = logging.getLogger(__name__)
-
-_TILE = 2048  # pairs of channels that a program turns at once
-_MOST_TOKENS = 16
-_ALIGN = 16  # bytes that a thread reads at once, if every address allows it
+ALIGN = 16
+"""Bytes that a thread of a GPU reads at once, if every address allows it."""
 
 
-def write_kernel(device: torch.device) -> Any | None:
-    """The kernel for that device, ``None`` where there is none."""
-    if device.type != "cuda":
-        return None
-    try:
-        from inferscale_sdk.injection.triton_kernel import write_pages
-    except ImportError:
-        log.debug("inferscale: triton is not installed; segments are written layer by layer")
-        return None
-    return write_pages
+def find_writer(device: torch.device) -> WriterFactory | None:
+    """How pages are written on that device in one pass, ``None`` where that is not known."""
+    if device.type == "cuda":
+        from inferscale_sdk.injection.paged_triton import triton_writer
+
+        return triton_writer()
+    if device.type == "cpu":
+        from inferscale_sdk.injection.paged_host import host_writer
+
+        return host_writer()
+    return None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -49,25 +45,25 @@ class PagedCache:
     """The caches of all layers, as views with named dims.
 
     Args:
-        keys: By layer, each ``[page, slot, kv_head, head_dim]``; the last dim contiguous.
+        keys: By layer, each ``[page, slot, kv_head, head_dim]``, any strides.
         values: The same.
 
     Raises:
-        ValueError: They differ in shape, strides, dtype or device.
+        ValueError: They differ in shape, dtype or device, or layers differ in strides.
     """
 
     keys: tuple[torch.Tensor, ...]
     values: tuple[torch.Tensor, ...]
 
     def __post_init__(self) -> None:
-        kinds = {(t.shape, t.stride(), t.dtype, t.device) for t in (*self.keys, *self.values)}
-        if len(kinds) != 1 or len(self.keys) != len(self.values):
-            raise ValueError(f"caches of layers differ: {len(kinds)} kinds")
-        one = self.keys[0]
-        if one.ndim != 4 or one.stride(3) != 1:
+        kinds = {(t.shape, t.dtype, t.device) for t in (*self.keys, *self.values)}
+        steps = [{t.stride() for t in tensors} for tensors in (self.keys, self.values)]
+        if len(kinds) != 1 or max(map(len, steps)) != 1 or len(self.keys) != len(self.values):
+            raise ValueError("caches of layers differ in shape, strides, dtype or device")
+        if self.keys[0].ndim != 4:
             raise ValueError(
-                f"a cache of shape {list(one.shape)} and strides {list(one.stride())} is not "
-                "[page, slot, kv_head, head_dim] with contiguous channels"
+                f"a cache of shape {list(self.keys[0].shape)} is not "
+                "[page, slot, kv_head, head_dim]"
             )
 
     @property
@@ -88,96 +84,51 @@ class PagedCache:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Group:
-    """Layers that one launch serves: the same channels turn, by whichever angles."""
+class TokenTable:
+    """What a kernel wants to know of each token.
 
-    layers: torch.Tensor
-    """int64 ``[layer, field]``, see ``triton_kernel.LAYER_FIELDS``."""
+    Args:
+        fields: int64 ``[field, token]`` in host memory: address of its keys in the first layer;
+            bytes from its keys to its values; slot; old position; new position.
+        aligned: Whether all addresses are multiples of :data:`ALIGN`.
+        held: Memory that the addresses point to and nobody else holds.
+    """
+
+    fields: torch.Tensor
     aligned: bool
-    fixed: Mapping[str, Any]
-    """What the kernel is compiled for."""
+    held: torch.Tensor | None
 
 
-class PageWriter:
-    """Writes segments into a paged cache. One launch if the same channels turn in all layers.
+class PageWriter(ABC):
+    """Writes segments into a paged cache.
 
     Args:
         cache: Where to.
         tables: Rotation table per layer, on the cache's device; ``None`` for a layer without
             positions.
-        kernel: :func:`~inferscale_sdk.injection.triton_kernel.write_pages`.
 
     Raises:
-        ValueError: There is not a table for each layer, one lies on another device, or the cache
-            holds numbers of another kind than the kernel knows.
+        ValueError: There is not a table for each layer, or one lies on another device.
     """
 
-    def __init__(self, cache: PagedCache, tables: LayerTables, kernel: Any) -> None:
+    def __init__(self, cache: PagedCache, tables: LayerTables) -> None:
         if len(tables) != len(cache.keys):
             raise ValueError(f"{len(tables)} tables for {len(cache.keys)} layers")
-        from inferscale_sdk.injection.triton_kernel import ELEMENTS
-
-        if (name := dtype_name(cache.layout.dtype)) not in ELEMENTS:
-            raise ValueError(f"a cache of {name} is none of {', '.join(ELEMENTS)}")
         self._cache = cache
         self._layout = cache.layout
-        self._element = ELEMENTS[name]
-        self._kernel = kernel
-        self._tables = tuple(tables)  # their rows are read by address
+        self._tables = tuple(tables)
         shown = [table for table in tables if table is not None]
         if any(table.rows.device != cache.device for table in shown):
             raise ValueError(f"a rotation table is not on {cache.device}")
         self._n_positions = min((table.rows.shape[1] for table in shown), default=None)
-        self._groups = [self._group(*turn, layers) for turn, layers in self._by_turn()]
 
-    def with_tables(self, tables: LayerTables) -> PageWriter:
+    @abstractmethod
+    def with_tables(self, tables: LayerTables) -> Self:
         """The same with other rotation tables."""
-        return PageWriter(self._cache, tables, self._kernel)
 
-    def _by_turn(self) -> list[tuple[tuple[int, bool], list[int]]]:
-        """Layers by which channels turn; those without positions go with others."""
-        found: dict[tuple[int, bool], list[int]] = {}
-        for index, table in enumerate(self._tables):
-            if table is not None:
-                turn = (table.spec.rotary_dim // 2, table.spec.interleaved)
-                found.setdefault(turn, []).append(index)
-        still = [index for index, table in enumerate(self._tables) if table is None]
-        if still:
-            host = next(iter(found), (0, False))
-            found.setdefault(host, []).extend(still)
-        return list(found.items())
-
-    def _group(self, half: int, interleaved: bool, layers: Sequence[int]) -> _Group:
-        rows = [[index, *self._addresses(index, self._tables[index])] for index in layers]
-        addresses = [address for row in rows for address in row[1:]]
-        size = self._layout.dtype.itemsize
-        strides = [stride * size for stride in self._cache.keys[0].stride()[:3]]
-        heads, wide = _power(self._layout.n_kv_heads), _power(self._layout.head_dim)
-        pairs = _power(half) or 1
-        per_token = heads * (pairs if half else max(1, wide // 2))
-        fixed = {
-            "PAGE": self._cache.keys[0].shape[1],
-            "HEADS": self._layout.n_kv_heads,
-            "HEAD_DIM": self._layout.head_dim,
-            "HALF": half,
-            "INTERLEAVED": interleaved,
-            "SIZE": size,
-            "TOKENS": max(1, min(_MOST_TOKENS, _TILE // per_token)),
-            "HEADS_WIDE": heads,
-            "PAIRS_WIDE": pairs,
-            "REST_WIDE": _power(self._layout.head_dim - 2 * half),
-            "WIDE": wide,
-        }
-        return _Group(
-            layers=torch.tensor(rows, dtype=torch.int64).to(self._cache.device),
-            aligned=not any(n % _ALIGN for n in (*addresses, *strides)),
-            fixed=fixed,
-        )
-
-    def _addresses(self, layer: int, table: RotaryTable | None) -> tuple[int, int, int, int]:
-        keys, values = self._cache.keys[layer], self._cache.values[layer]
-        cos, sin = (0, 0) if table is None else (row.data_ptr() for row in table.rows)
-        return keys.data_ptr(), values.data_ptr(), cos, sin
+    @abstractmethod
+    def _launch(self, tokens: TokenTable) -> None:
+        """Write all tokens of all layers."""
 
     def write(
         self, pieces: Sequence[Piece], segments: Mapping[str, Lent], slots: torch.Tensor
@@ -203,10 +154,7 @@ class PageWriter:
         for piece in pieces:
             self._check(piece, segments[piece.key])
         staged = self._staged(pieces, segments)
-        table, aligned = self._token_table(pieces, segments, staged, slots)
-        tokens = table.to(self._cache.device, non_blocking=True)
-        for group in self._groups:
-            self._launch(group, tokens, aligned and group.aligned)
+        self._launch(self._token_table(pieces, segments, staged, slots))
 
     def _check(self, piece: Piece, lent: Lent) -> None:
         data = lent.data
@@ -246,13 +194,7 @@ class PageWriter:
         segments: Mapping[str, Lent],
         staged: torch.Tensor | None,
         slots: torch.Tensor,
-    ) -> tuple[torch.Tensor, bool]:
-        """What the kernel wants to know of each token, and whether sources are aligned.
-
-        Returns:
-            int64 ``[field, token]``, see
-            :data:`~inferscale_sdk.injection.triton_kernel.TOKEN_FIELDS`.
-        """
+    ) -> TokenTable:
         bases, steps, planes, moves, rows = [], [], [], [], []
         n_staged = 0
         for piece in pieces:
@@ -279,7 +221,8 @@ class PageWriter:
         new[:] = np.arange(pieces[0].position, pieces[0].position + n_tokens)
         old[:] = new + np.repeat(moves, counts)
         self._check_positions(old, new)
-        return table, not any(n % _ALIGN for n in (*bases, *steps, *planes))
+        aligned = not any(n % ALIGN for n in (*bases, *steps, *planes))
+        return TokenTable(table, aligned, staged)
 
     def _checked_slots(self, slots: torch.Tensor, n_tokens: int) -> NDArray[np.int64]:
         found: NDArray[np.int64] = slots.numpy()
@@ -298,39 +241,25 @@ class PageWriter:
                 "encode the segment again with the model that is loaded"
             )
 
-    def _launch(self, group: _Group, tokens: torch.Tensor, aligned: bool) -> None:
-        page, slot, head, _ = self._cache.keys[0].stride()
-        n_tokens = tokens.shape[1]
-        dtype, bits = self._element
-        self._kernel[(-(-n_tokens // group.fixed["TOKENS"]), group.layers.shape[0])](
-            tokens,
-            group.layers,
-            n_tokens,
-            page,
-            slot,
-            head,
-            DTYPE=dtype,
-            BITS=bits,
-            ALIGN=_ALIGN if aligned else self._layout.dtype.itemsize,
-            **group.fixed,
-            # Every operation is rounded by itself, as torch's are.
-            enable_fp_fusion=False,
-        )
-
 
 def _place(lent: Lent, start: int, stop: int) -> tuple[int, int, int, NDArray[np.int64]]:
     """Address, bytes from row to row, bytes from keys to values, and the rows of some tokens."""
     if isinstance(lent, Rows):
-        plane = lent.data[0, 0, 0].nbytes
-        return lent.data.data_ptr(), lent.data[0].nbytes, plane, lent.slots[start:stop]
+        row, _, plane, *_ = _steps(lent.data)
+        return lent.data.data_ptr(), row, plane, lent.slots[start:stop]
     return (*_runs(lent.data), np.arange(start, stop))
 
 
 def _runs(data: torch.Tensor) -> tuple[int, int, int]:
     """The same of a contiguous ``[layer, kv, token, kv_head, head_dim]``."""
-    return data.data_ptr(), data[0, 0, 0].nbytes, data[0, 0].nbytes
+    _, plane, row, *_ = _steps(data)
+    return data.data_ptr(), row, plane
 
 
-def _power(n: int) -> int:
-    """The power of two from ``n`` on; 0 for 0."""
-    return 1 << (n - 1).bit_length() if n else 0
+def _steps(data: torch.Tensor) -> list[int]:
+    """Bytes from one to the next of each dim."""
+    return [step * data.itemsize for step in data.stride()]
+
+
+WriterFactory: TypeAlias = Callable[[PagedCache, LayerTables], PageWriter | None]
+"""Makes a writer, or ``None`` if it does not know a cache of that form or such a rotation."""

@@ -16,7 +16,7 @@ from inferscale_sdk.kv.rows import Lent
 from inferscale_sdk.rope.rotate import rotate_into
 from inferscale_sdk.rope.table import RotaryTable
 
-__all__ = ["LayerTables", "Piece", "gather", "pieces_between"]
+__all__ = ["LayerTables", "Piece", "gather", "one_thread", "pieces_between"]
 
 LayerTables = Sequence[RotaryTable | None]
 """A rotation table per layer; ``None`` for a layer without positions."""
@@ -73,7 +73,7 @@ def gather(
         CorruptSegment: A segment does not have this model's shape.
     """
     first, last = _extent(pieces)
-    with _one_thread(device):
+    with one_thread(device):
         data = _side_by_side(pieces, segments, layout, device).to(device, non_blocking=True)
         old = _origins(pieces, segments).to(device)  # [token]
         new = torch.arange(first, last, device=device)
@@ -83,8 +83,8 @@ def gather(
 
 
 @contextmanager
-def _one_thread(device: torch.device) -> Iterator[None]:
-    """On a CPU this is a few milliseconds in hundreds of small steps.
+def one_thread(device: torch.device) -> Iterator[None]:
+    """For a few milliseconds in hundreds of small steps on a CPU.
 
     Each would wake the other threads and wait for the last of them, which takes longer than what
     it saves, and much longer on a processor that has something else to do.

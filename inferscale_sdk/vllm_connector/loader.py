@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from inferscale_sdk.injection.fused import turning_kernel
-from inferscale_sdk.injection.paged import PageWriter
 from inferscale_sdk.injection.pieces import gather
 from inferscale_sdk.kv.rows import Lent
 from inferscale_sdk.rope.table import RotaryTable
@@ -20,8 +19,8 @@ class Loader:
     """Carries out load plans.
 
     The stored keys stand rotated at their segment's origin; a piece that shall stand elsewhere is
-    turned by the difference (Chunked RoPE, Theorem 6, in its delta form). On CUDA one kernel
-    gathers, turns and writes all layers, if it proves to do what the chain of single steps does.
+    turned by the difference (Chunked RoPE, Theorem 6, in its delta form). One kernel gathers, turns
+    and writes all layers, where there is one that proves to do what the chain of single steps does.
 
     Args:
         stack: The model's layers. No request is running: what proves the kernel writes to the
@@ -33,11 +32,9 @@ class Loader:
     def __init__(self, stack: LayerStack, tables: tuple[RotaryTable | None, ...]) -> None:
         self._stack = stack
         self._tables = tables
-        self._writer: PageWriter | None = None
-        if stack.device.type == "cpu":
+        self._writer = proved_writer(stack, tables)
+        if self._writer is None and stack.device.type == "cpu":
             turning_kernel()  # compiled now, so that no request waits for it
-        else:
-            self._writer = proved_writer(stack, tables)
 
     @property
     def tables(self) -> tuple[RotaryTable | None, ...]:

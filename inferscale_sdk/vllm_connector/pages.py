@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from inferscale_sdk.injection.paged import PagedCache, PageWriter, write_kernel
+from inferscale_sdk.injection.paged import PagedCache, PageWriter, find_writer
 from inferscale_sdk.injection.pieces import LayerTables, Piece, gather
 from inferscale_sdk.kv.segment import Segment
 
@@ -26,7 +26,7 @@ _CANCELLED = 4 * torch.finfo(torch.float32).eps
 
 
 def proved_writer(stack: LayerStack, tables: LayerTables) -> PageWriter | None:
-    """What writes all layers in one launch, ``None`` if there is none here.
+    """What writes all layers in one pass, ``None`` if there is none here.
 
     How a backend lays its cache out, and whether the kernel does on this device what torch does,
     is not taken on trust: some tokens are written through the backend, the same ones by the kernel,
@@ -34,11 +34,11 @@ def proved_writer(stack: LayerStack, tables: LayerTables) -> PageWriter | None:
     written over. This also compiles the kernel, so that no request waits for it.
     """
     try:
-        kernel = write_kernel(stack.device)
-        cache = None if kernel is None else paged_cache(stack)
-        if cache is None:
+        make = find_writer(stack.device)
+        cache = None if make is None else paged_cache(stack)
+        writer = None if make is None or cache is None else make(cache, tables)
+        if cache is None or writer is None:
             return None
-        writer = PageWriter(cache, tables, kernel)
         if _writes_the_same(writer, stack, cache, tables):
             return writer
         log.warning("inferscale: the kernel writes other keys than torch; torch is used")
@@ -77,14 +77,27 @@ def _forms(cache: Any, stack: LayerStack) -> Iterator[tuple[torch.Tensor, torch.
     if cache.ndim == 4 and cache.shape[-1] == 2 * dim:
         # [page, kv_head, slot, key and value], and the same with slots before heads
         forms += [(view[..., :dim], view[..., dim:]) for view in (cache.transpose(1, 2), cache)]
+        forms.append(_by_channel(cache, dim))
     if cache.ndim == 5:
         # [kv, page, slot, kv_head, head_dim], and the same with pages before kv
         forms += [cache.unbind(kv) for kv in (0, 1) if cache.shape[kv] == 2]
     for keys, values in forms:
         pages, slots, *rest = keys.shape
-        fits = rest == [heads, dim] and keys.stride(3) == 1 and stack.block_size % slots == 0
+        fits = rest == [heads, dim] and stack.block_size % slots == 0
         if fits and pages * slots > _PROOF_TOKENS:
             yield keys, values
+
+
+def _by_channel(cache: torch.Tensor, dim: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """A cache of which each page and head has all keys, by channel, and then all values.
+
+    So does vLLM's attention on a CPU, except with AMX.
+    """
+    pages, heads, slots, _ = cache.shape
+    halves = cache.view(pages, heads, 2, slots * dim)
+    keys = halves[:, :, 0].view(pages, heads, dim, slots).permute(0, 3, 1, 2)
+    values = halves[:, :, 1].view(pages, heads, slots, dim).transpose(1, 2)
+    return keys, values
 
 
 def _shows_what_is_written(
@@ -100,10 +113,14 @@ def _shows_what_is_written(
 
 
 def _some_slots(view: torch.Tensor, draw: torch.Generator) -> torch.Tensor:
-    """Of the last pages, in no order: int64 [token]."""
+    """Of the first page in order, of the last ones in no order: int64 [token]."""
     pages, page_slots = view.shape[:2]
     near = min(pages, 3) * page_slots
-    return pages * page_slots - 1 - torch.randperm(near, generator=draw)[:_PROOF_TOKENS]
+    drawn = pages * page_slots - 1 - torch.randperm(near, generator=draw)
+    # Kernels may treat slots that lie side by side otherwise: two thirds of them do.
+    side_by_side = torch.arange(min(page_slots, 2 * _PROOF_TOKENS // 3))
+    rest = drawn[drawn >= len(side_by_side)][: _PROOF_TOKENS - len(side_by_side)]
+    return torch.cat((side_by_side, rest))
 
 
 def _read(view: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:

@@ -62,12 +62,14 @@ def test_only_what_it_can_turn_is_given_to_it():
 
 
 def test_without_numba_torch_is_used(fresh, monkeypatch):
-    for name in [m for m in sys.modules if m.split(".")[0] in ("numba", "llvmlite")]:
+    ours = ("inferscale_sdk.injection.host_kernel", "inferscale_sdk.injection.simd")
+    theirs = ("numba", "llvmlite")
+    for name in [m for m in sys.modules if m in ours or m.split(".")[0] in theirs]:
         monkeypatch.delitem(sys.modules, name)
     real = builtins.__import__
 
     def refuse(name, *args, **kwargs):
-        if name.split(".")[0] in ("numba", "llvmlite"):
+        if name.split(".")[0] in theirs:
             raise ImportError(name)
         return real(name, *args, **kwargs)
 

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import importlib
 import sys
-from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
+import paged_case
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from paged_case import CPU, N_POSITIONS, Case, bits, case
 
 from inferscale_sdk.errors import CorruptSegment
-from inferscale_sdk.injection.paged import PagedCache, PageWriter, write_kernel
+from inferscale_sdk.injection.paged import PagedCache, PageWriter, find_writer
+from inferscale_sdk.injection.paged_triton import TritonPageWriter
 from inferscale_sdk.injection.pieces import Piece, gather
-from inferscale_sdk.kv.layout import SegmentLayout
 from inferscale_sdk.kv.rows import Rows
 from inferscale_sdk.kv.segment import Segment
 from inferscale_sdk.rope.spec import RopeSpec
@@ -24,8 +26,6 @@ from inferscale_sdk.testing.interpreted_kernel import interpreted_kernel
 
 pytest.importorskip("triton", reason="has no wheels for this system")
 
-CPU = torch.device("cpu")
-N_POSITIONS = 300
 KERNEL = "inferscale_sdk.injection.triton_kernel"
 
 
@@ -45,127 +45,9 @@ def once(kernel_: Any) -> bool:
     return hasattr(interpreter._interpreter, "fma_fp32")
 
 
-@dataclass
-class Case:
-    """A cache, what is written into it, and what it should hold then."""
-
-    cache: PagedCache
-    layout: SegmentLayout
-    tables: tuple[RotaryTable | None, ...]
-    segments: dict[str, Segment]
-    pieces: tuple[Piece, ...]
-    slots: torch.Tensor
-
-    def expected(self) -> torch.Tensor:
-        return gather(self.pieces, self.segments, self.layout, self.tables, device=CPU)
-
-    def found(self) -> torch.Tensor:
-        """``[layer, kv, token, kv_head, head_dim]``."""
-        page, slot = self.slots // self.page_size, self.slots % self.page_size
-        read = [
-            torch.stack((keys[page, slot], values[page, slot]))
-            for keys, values in zip(self.cache.keys, self.cache.values, strict=True)
-        ]
-        return torch.stack(read)
-
-    @property
-    def page_size(self) -> int:
-        return self.cache.keys[0].shape[1]
-
-
-def paged_cache(layout: SegmentLayout, form: str, pages: int, size: int) -> PagedCache:
-    """Caches in the forms that backends of vLLM have, every byte 0x55."""
-    heads, dim = layout.n_kv_heads, layout.head_dim
-    shape = {
-        "heads first": (pages, heads, size, 2 * dim),
-        "slots first": (pages, size, heads, 2 * dim),
-        "two halves": (2, pages, size, heads, dim),
-        "two in a page": (pages, 2, size, heads, dim),
-    }[form]
-    keys, values = [], []
-    for _ in range(layout.n_layers):
-        raw = torch.zeros(shape, dtype=layout.dtype)
-        raw.view(torch.uint8).fill_(0x55)
-        if form == "heads first":
-            raw = raw.transpose(1, 2)
-        if form in ("heads first", "slots first"):
-            key, value = raw.split(dim, dim=-1)
-        else:
-            key, value = raw.unbind(0 if form == "two halves" else 1)
-        keys.append(key)
-        values.append(value)
-    return PagedCache(tuple(keys), tuple(values))
-
-
-def bits(data: torch.Tensor) -> torch.Tensor:
-    return data.contiguous().view(torch.int32 if data.element_size() == 4 else torch.int16)
-
-
-def case(
-    *,
-    dtype: torch.dtype = torch.bfloat16,
-    heads: int = 2,
-    head_dim: int = 16,
-    rotary_dim: int | None = None,
-    interleaved: bool = False,
-    lengths: tuple[int, ...] = (3, 5, 2),
-    origins: tuple[int, ...] = (0, 120, 40),
-    first: int = 0,
-    page: int = 4,
-    form: str = "slots first",
-    layers: str = "aba-",
-    seed: int = 0,
-) -> Case:
-    """``layers`` has a letter per rotation and ``-`` for a layer without positions."""
-    draw = torch.Generator().manual_seed(seed)
-    layout = SegmentLayout(len(layers), heads, head_dim, dtype)
-    made = {
-        name: RotaryTable(
-            RopeSpec.default(
-                head_dim, 10.0 ** (2 + i), rotary_dim=rotary_dim, interleaved=interleaved
-            ),
-            N_POSITIONS,
-            rounding=dtype,
-        )
-        for i, name in enumerate(sorted(set(layers) - {"-"}))
-    }
-    segments, pieces, at = {}, [], first
-    for i, (n, origin) in enumerate(zip(lengths, origins, strict=False)):
-        data = (torch.randn(layout.shape(n), generator=draw) * 3).to(dtype)
-        data[:, :, 0, 0, :3] = -0.0
-        segments[str(i)] = Segment(str(i), data, origin, "d")
-        pieces.append(Piece(str(i), 0, n, at))
-        at += n
-    total = at - first
-    pages = -(-total // page) + 3
-    return Case(
-        paged_cache(layout, form, pages, page),
-        layout,
-        tuple(made.get(name) for name in layers),
-        segments,
-        tuple(pieces),
-        torch.randperm(pages * page, generator=draw)[:total],
-    )
-
-
 def check(made: Case, kernel: Any, lent: dict[str, Any] | None = None) -> None:
-    """Written where it belongs, as torch's chain would have written it, and nothing else."""
-    untouched = torch.ones(made.cache.n_slots, dtype=torch.bool)
-    untouched[made.slots] = False
-
-    PageWriter(made.cache, made.tables, kernel).write(
-        made.pieces, made.segments if lent is None else lent, made.slots
-    )
-
-    found, expected = made.found(), made.expected()
-    assert torch.equal(bits(found[:, 1]), bits(expected[:, 1])), "values"
-    if once(kernel):
-        assert torch.equal(bits(found[:, 0]), bits(expected[:, 0])), "keys"
-    eps = torch.finfo(made.layout.dtype).eps
-    torch.testing.assert_close(found[:, 0], expected[:, 0], rtol=eps, atol=1e-5)
-    for view in (*made.cache.keys, *made.cache.values):
-        rest = view.reshape(made.cache.n_slots, -1)[untouched].contiguous()
-        assert (rest.view(torch.uint8) == 0x55).all()
+    writer = partial(TritonPageWriter, kernel=kernel)
+    paged_case.check(made, writer, lent, exact=once(kernel))
 
 
 @pytest.mark.parametrize("form", ["heads first", "slots first", "two halves", "two in a page"])
@@ -272,7 +154,7 @@ def test_addresses_that_are_not_aligned_are_read_in_smaller_steps(kernel):
 
 def test_what_does_not_fit_is_refused(kernel):
     made = case()
-    writer = PageWriter(made.cache, made.tables, kernel)
+    writer = TritonPageWriter(made.cache, made.tables, kernel)
     piece = (Piece("0", 0, 3, 0),)
 
     def write(pieces=piece, segments=made.segments, slots=made.slots[:3]):
@@ -300,22 +182,26 @@ def test_a_cache_of_other_numbers_or_forms_is_refused(kernel):
     made = case()
     with pytest.raises(ValueError, match="caches of layers differ"):
         PagedCache(made.cache.keys, (*made.cache.values[1:], made.cache.values[0][:2]))
+    turned = PagedCache(
+        (made.cache.keys[0].transpose(2, 3),), (made.cache.values[0].transpose(2, 3),)
+    )
     with pytest.raises(ValueError, match="contiguous channels"):
-        PagedCache((made.cache.keys[0].transpose(2, 3),), (made.cache.values[0].transpose(2, 3),))
+        TritonPageWriter(turned, (None,), kernel)
     with pytest.raises(ValueError, match="3 tables for 4 layers"):
-        PageWriter(made.cache, made.tables[1:], kernel)
+        TritonPageWriter(made.cache, made.tables[1:], kernel)
     eighths = tuple(torch.zeros(4, 4, 2, 16, dtype=torch.uint8) for _ in range(2))
     with pytest.raises(ValueError, match="uint8"):
-        PageWriter(PagedCache(eighths[:1], eighths[1:]), (None,), kernel)
+        TritonPageWriter(PagedCache(eighths[:1], eighths[1:]), (None,), kernel)
 
 
-def test_only_a_gpu_has_a_kernel(monkeypatch):
+def test_a_gpu_has_a_kernel_where_triton_is(monkeypatch):
     from triton.runtime.jit import JITFunction
 
-    assert write_kernel(CPU) is None
-    assert isinstance(write_kernel(torch.device("cuda")), JITFunction)
+    made = find_writer(torch.device("cuda"))
+    assert isinstance(made.keywords["kernel"], JITFunction)
+    assert find_writer(torch.device("meta")) is None
     monkeypatch.setitem(sys.modules, KERNEL, None)
-    assert write_kernel(torch.device("cuda")) is None
+    assert find_writer(torch.device("cuda")) is None
 
 
 @pytest.mark.parametrize(
@@ -384,7 +270,7 @@ def test_a_gpu_writes_what_torch_writes_there(dtype, form, interleaved):
     lent = dict(made.segments)
     lent["0"] = Segment("0", lent["0"].data.to(device), lent["0"].origin, "d")
 
-    PageWriter(cache, there, write_kernel(device)).write(made.pieces, lent, made.slots)
+    find_writer(device)(cache, there).write(made.pieces, lent, made.slots)
 
     wanted = gather(made.pieces, made.segments, made.layout, there, device=device).cpu()
     made.cache = PagedCache(

@@ -44,6 +44,7 @@ from inferscale_sdk.protocol import (
     salt_suffix,
 )
 from inferscale_sdk.server import connector_name
+from inferscale_sdk.vllm_connector.layers import slots_of
 
 BLOCK = 128
 # A CPU without fast 16-bit arithmetic is slow and coarse in bfloat16; there it is not used either.
@@ -187,22 +188,41 @@ class Harness:
         return self.worker._resident[key]
 
     @contextmanager
-    def spy_on_layer(self, layer: int) -> Iterator[list[torch.Tensor]]:
-        """Keys that injections write to one layer meanwhile: each [token, kv_head, head_dim]."""
-        written: list[torch.Tensor] = []
-        stack = type(self.worker._stack)
-        write = stack.write
+    def spy_on_layer(self, layer: int) -> Iterator[list[tuple[torch.Tensor, torch.Tensor]]]:
+        """What injections write to one layer meanwhile.
 
-        def spy(self: Any, index: int, keys: Any, values: Any, slots: Any) -> None:
+        Yields:
+            Keys and values, each ``[token, kv_head, head_dim]``, of each injection.
+        """
+        written: list[tuple[torch.Tensor, torch.Tensor]] = []
+        loader, stack = self.worker._loader, self.worker._stack
+        write, load = type(stack).write, type(loader).load
+
+        def spy_write(self: Any, index: int, keys: Any, values: Any, slots: Any) -> None:
             if index == layer:
-                written.append(keys.clone())
+                written.append((keys.clone(), values.clone()))
             write(self, index, keys, values, slots)
 
-        stack.write = spy
+        def spy_load(self: Any, plan: Any, segments: Any) -> None:
+            load(self, plan, segments)
+            cache = self._writer._cache
+            at = slots_of(plan.block_ids, plan.first, plan.last, stack.block_size)
+            page = cache.keys[layer].shape[1]
+            read = (side[layer][at // page, at % page] for side in (cache.keys, cache.values))
+            written.append(tuple(part.clone() for part in read))
+
+        if loader._writer is None:
+            type(stack).write = spy_write
+        else:
+            type(loader).load = spy_load
         try:
             yield written
         finally:
-            stack.write = write
+            type(stack).write, type(loader).load = write, load
+
+    def write_layer_by_layer(self, patch: Any) -> None:
+        """Without the kernel that writes all layers at once."""
+        patch.setattr(self.worker._loader, "_writer", None)
 
     def drop_resident(self) -> None:
         """As after a restart: nothing in memory, everything on disk."""

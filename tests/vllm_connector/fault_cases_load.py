@@ -31,6 +31,7 @@ def _(scene: Scene) -> Outcome:
             raise RuntimeError("simulated")
         write(self, layer, keys * 0, values * 0, slots)
 
+    scene.harness.write_layer_by_layer(scene.patch)
     stack = type(scene.harness.worker._stack)
     write = stack.write
     scene.patch.setattr(stack, "write", half)

@@ -108,7 +108,7 @@ def moved(harness: Any, prompt: list[int]) -> dict[str, Any]:
         prefix, fresh = harness.encode(there, bounds, tag=f"at{place}")
         with harness.spy_on_layer(0) as written:
             harness.inject(there, [(prefix, place), (key, length)])
-        worst = max(worst, units(written[0][place:], harness.resident(fresh).data[0, 0]))
+        worst = max(worst, units(written[0][0][place:], harness.resident(fresh).data[0, 0]))
     return {"moved_units": worst}
 
 

@@ -83,7 +83,7 @@ def test_same_logprobs_as_a_local_prefix_hit(harness, prose) -> None:
 
 
 @pytest.mark.field_fault(11)
-def test_layer0_keys_at_other_positions(harness, prose, monkeypatch) -> None:
+def test_layer0_keys_at_other_positions(harness, prose) -> None:
     """Layer 0 sees no context, so moved keys must be the prefilled ones but for rounding.
 
     In float32 the units are so small that the projection's own sums show, which run in another
@@ -92,26 +92,16 @@ def test_layer0_keys_at_other_positions(harness, prose, monkeypatch) -> None:
     start, stop = 200, 232
     fact = prose[start:stop]
     (key,) = harness.encode(prose[:stop], [(start, stop)], tag="moved")
-    written: list[torch.Tensor] = []
-    stack = harness.worker._stack
-    write = type(stack).write
-
-    def spy(self, layer, keys, values, slots) -> None:
-        if layer == 0:
-            written.append(keys.clone())
-        write(self, layer, keys, values, slots)
-
-    monkeypatch.setattr(type(stack), "write", spy)
     for place in (7, 64, 333, 1000, 2900):
         filler = (prose * 3)[:place]
         there = filler + fact + prose[:4]
         (prefix, fresh) = harness.encode(
             there, [(0, place), (place, place + len(fact))], tag=f"at{place}"
         )
-        written.clear()
-        out = harness.inject(there, [(prefix, place), (key, len(fact))])
+        with harness.spy_on_layer(0) as written:
+            out = harness.inject(there, [(prefix, place), (key, len(fact))])
         assert out.answer["loaded_tokens"] == place + len(fact)
-        moved = written[0][place:]  # [token, kv_head, head_dim]
+        moved = written[0][0][place:]  # [token, kv_head, head_dim]
         expected = harness.resident(fresh).data[0, 0]
         assert not torch.equal(harness.resident(key).data[0, 0], expected)
         # A pair of channels is turned as one vector, so the unit is that of the pair's length.
@@ -127,22 +117,15 @@ def test_layer0_keys_at_other_positions(harness, prose, monkeypatch) -> None:
         assert float((moved == expected).float().mean()) >= same
 
 
-def test_moved_values_are_not_touched(harness, prose, monkeypatch) -> None:
+@pytest.mark.parametrize("layer", [0, 29])
+def test_moved_values_are_not_touched(harness, prose, layer) -> None:
     start, stop = 150, 190
-    (key,) = harness.encode(prose[:stop], [(start, stop)], tag="values")
-    written: dict[int, torch.Tensor] = {}
-    stack = harness.worker._stack
-    write = type(stack).write
-
-    def spy(self, layer, keys, values, slots) -> None:
-        written[layer] = values.clone()
-        write(self, layer, keys, values, slots)
-
-    monkeypatch.setattr(type(stack), "write", spy)
+    (key,) = harness.encode(prose[:stop], [(start, stop)], tag=f"values{layer}")
     fact = prose[start:stop]
-    harness.inject(fact + prose[:9], [(key, len(fact))])
-    for layer, values in written.items():
-        assert torch.equal(values, harness.resident(key).data[layer, 1])
+    with harness.spy_on_layer(layer) as written:
+        harness.inject(fact + prose[:9], [(key, len(fact))])
+    ((_, values),) = written
+    assert torch.equal(values, harness.resident(key).data[layer, 1])
 
 
 def test_captured_in_small_chunks_equals_captured_alone(harness, prose) -> None:

@@ -111,6 +111,7 @@ def test_half_written_load_is_recomputed(harness, memory, monkeypatch) -> None:
     """A load that dies after some layers must not leave its half in an answer."""
     prompt, segments = memory
     plain = harness.ask(prompt, n=8, logprobs=3)
+    harness.write_layer_by_layer(monkeypatch)
     stack = type(harness.worker._stack)
     write = stack.write
 

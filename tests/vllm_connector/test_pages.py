@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,6 +10,7 @@ import connector_harness  # noqa: F401 - imports vllm, whose own warnings it swi
 import pytest
 import torch
 
+from inferscale_sdk.injection.paged_triton import TritonPageWriter
 from inferscale_sdk.injection.pieces import Piece
 from inferscale_sdk.kv.layout import SegmentLayout
 from inferscale_sdk.kv.segment import Segment
@@ -35,6 +37,7 @@ SHAPES = {
     "two halves": (2, PAGES, PAGE, 4, 16),
     "two in a page": (PAGES, 2, PAGE, 4, 16),
     "as many heads as slots": (PAGES, PAGE, PAGE, 32),
+    "by channel": (PAGES, 4, PAGE, 32),
 }
 
 
@@ -43,6 +46,10 @@ def views(cache: torch.Tensor, form: str) -> tuple[torch.Tensor, ...]:
         return cache.transpose(1, 2).split(16, dim=-1)
     if form == "slots first":
         return cache.split(16, dim=-1)
+    if form == "by channel":
+        halves = cache.view(PAGES, 4, 2, PAGE * 16)
+        keys = halves[:, :, 0].view(PAGES, 4, 16, PAGE).permute(0, 3, 1, 2)
+        return keys, halves[:, :, 1].view(PAGES, 4, PAGE, 16).transpose(1, 2)
     return cache.unbind(0 if form == "two halves" else 1)
 
 
@@ -81,8 +88,14 @@ def stack_of(form: str, dtype: torch.dtype = torch.bfloat16, scale: float = 1.0)
 def kernel(monkeypatch: pytest.MonkeyPatch) -> Any:
     """The kernel under triton's interpreter, taken for this device's."""
     made = interpreted_kernel()
-    monkeypatch.setattr(pages_module, "write_kernel", lambda device: made)
-    return made
+    return use(monkeypatch, made)
+
+
+def use(monkeypatch: pytest.MonkeyPatch, kernel: Any) -> Any:
+    monkeypatch.setattr(
+        pages_module, "find_writer", lambda device: partial(TritonPageWriter, kernel=kernel)
+    )
+    return kernel
 
 
 @pytest.mark.parametrize("form", SHAPES)
@@ -95,7 +108,7 @@ def test_every_form_of_cache_is_found(form: str) -> None:
     for module, keys, values in zip(stack.modules, found.keys, found.values, strict=True):
         own_keys, own_values = views(module.kv_cache, form)
         assert (keys.data_ptr(), keys.stride()) == (own_keys.data_ptr(), own_keys.stride())
-        assert values.data_ptr() == own_values.data_ptr()
+        assert (values.data_ptr(), values.stride()) == (own_values.data_ptr(), own_values.stride())
 
 
 @pytest.mark.parametrize(
@@ -155,7 +168,7 @@ def test_a_kernel_that_turns_otherwise_is_not_used(
             return lambda *args, **fixed: kernel[grid](*args, **{**fixed, "INTERLEAVED": True})
 
     assert proved_writer(stack_of("heads first"), TABLES) is not None
-    monkeypatch.setattr(pages_module, "write_kernel", lambda device: Wrong())
+    use(monkeypatch, Wrong())
 
     assert proved_writer(stack_of("heads first"), TABLES) is None
     assert "torch is used" in caplog.text
@@ -164,11 +177,20 @@ def test_a_kernel_that_turns_otherwise_is_not_used(
 def test_a_kernel_that_does_not_run_is_not_used(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(pages_module, "write_kernel", lambda device: {})
+    use(monkeypatch, {})
 
     assert proved_writer(stack_of("heads first"), TABLES) is None
     assert "torch is used" in caplog.text
 
 
-def test_without_a_gpu_there_is_no_kernel() -> None:
-    assert proved_writer(stack_of("heads first"), TABLES) is None
+@pytest.mark.parametrize("form", ["heads first", "by channel"])
+def test_on_a_cpu_keys_by_channel_have_a_kernel_and_others_none(form: str) -> None:
+    assert (proved_writer(stack_of(form), TABLES) is not None) == (form == "by channel")
+
+
+def test_on_a_cpu_all_layers_are_written_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, theirs = load_both(monkeypatch, "by channel")
+
+    assert [module.impl.calls for module in ours.modules] == [0, 0]
+    for one, other in zip(ours.modules, theirs.modules, strict=True):
+        assert torch.equal(one.kv_cache.view(torch.int16), other.kv_cache.view(torch.int16))

@@ -19,8 +19,8 @@ ARM_NAMES: Mapping[str, str] = {
 }
 
 WAY_NAMES: Mapping[str, str] = {
-    "kernel": "one launch, segments on the device",
-    "kernel_from_host": "one launch, segments in host memory",
+    "kernel": "all layers at once, segments on the device",
+    "kernel_from_host": "all layers at once, segments in host memory",
     "chain": "torch, layer by layer, segments on the device",
     "copy": "plain copy on the device",
     "copy_from_host": "plain copy from host memory",

@@ -1,7 +1,8 @@
 """``inferscale bench write``: injected segments into a paged cache, against a plain copy.
 
 No model and no server take part: segments of random numbers in the shape of a model are turned to
-random places and written into random pages, as the connector does it. The measure is a copy of as
+random places and written into random pages, as the connector does it; on a CPU into caches of the
+form that vLLM has there. The measure is a copy of as
 many bytes from one tensor to another; nothing that reads and writes each byte once is faster.
 """
 
@@ -21,7 +22,7 @@ from inferscale_sdk.bench.speed.spread import Spread
 from inferscale_sdk.bench.speed.tables import WAY_NAMES
 from inferscale_sdk.bench.speed.timing import collector_paused
 from inferscale_sdk.errors import ConfigurationError
-from inferscale_sdk.injection.paged import PagedCache, PageWriter, write_kernel
+from inferscale_sdk.injection.paged import PagedCache, PageWriter, find_writer
 from inferscale_sdk.injection.pieces import Piece, gather
 from inferscale_sdk.kv.layout import SegmentLayout
 from inferscale_sdk.kv.rows import Lent, Rows
@@ -31,7 +32,8 @@ from inferscale_sdk.rope.table import RotaryTable
 
 __all__ = ["WriteOptions", "measure_write"]
 
-_SLOTS = 16  # of a page
+_SLOTS = {"cuda": 16, "cpu": 128}  # of a page, as vLLM has them
+_DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +48,7 @@ class WriteOptions:
         kv_heads: Key/value heads of a layer.
         head_dim: Channels of a head.
         device: Where the cache lies.
+        dtype: Of keys and values, ``bfloat16`` or ``float32``.
         seed: Of everything drawn.
 
     Raises:
@@ -59,6 +62,7 @@ class WriteOptions:
     kv_heads: int = 8
     head_dim: int = 128
     device: str = "cuda"
+    dtype: str = "bfloat16"
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -72,12 +76,14 @@ class WriteOptions:
         if self.device not in ("cuda", "cpu"):
             raise ConfigurationError(f"device={self.device!r} must be cuda or cpu")
         if self.device == "cuda" and not torch.cuda.is_available():
-            raise ConfigurationError("there is no CUDA device here; device=cpu measures the chain")
+            raise ConfigurationError("there is no CUDA device here; device=cpu measures a CPU")
+        if self.dtype not in _DTYPES:
+            raise ConfigurationError(f"dtype={self.dtype!r} must be one of {', '.join(_DTYPES)}")
 
     @property
     def layout(self) -> SegmentLayout:
         """Of the segments."""
-        return SegmentLayout(self.layers, self.kv_heads, self.head_dim, torch.bfloat16)
+        return SegmentLayout(self.layers, self.kv_heads, self.head_dim, _DTYPES[self.dtype])
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,11 +102,13 @@ class _Bed:
         self._random = Random(options.seed)  # noqa: S311 - a measurement, not a secret
         self._device = torch.device(options.device)
         self._layout = options.layout
+        self._dtype = self._layout.dtype
+        self._page = _SLOTS[options.device]
         most = max(options.ks) * options.tokens
         n_facts = 2 * max(options.ks)  # so that the last round's are not in a cache
         rows = torch.randn(
             (n_facts * options.tokens, options.layers, 2, options.kv_heads, options.head_dim),
-            dtype=torch.bfloat16,
+            dtype=self._dtype,
             device=self._device,
         )
         places = torch.randperm(len(rows)).numpy().reshape(n_facts, options.tokens)
@@ -108,35 +116,42 @@ class _Bed:
         self._lent: dict[str, Lent] = {
             str(i): Rows(rows, places[i], origins[i]) for i in range(n_facts)
         }
-        self._cache = self._paged(2 * (-(-most // _SLOTS) + 1))
+        self._cache = self._paged(2 * (-(-most // self._page) + 1))
         spec = RopeSpec.default(options.head_dim, 500_000.0)
         table = RotaryTable(
-            spec, 2 * most + options.tokens, rounding=torch.bfloat16, device=self._device
+            spec, 2 * most + options.tokens, rounding=self._dtype, device=self._device
         )
         self._tables = (table,) * options.layers
-        kernel = write_kernel(self._device)
         self.ways: dict[str, Callable[[_Round], None]] = {"chain": self._chain, "copy": self._copy}
-        if kernel is not None:
-            self._writer = PageWriter(self._cache, self._tables, kernel)
-            self.ways["kernel"] = partial(self._write, self._lent)
-            self.ways["kernel_from_host"] = partial(self._write, self._in_host_memory())
+        make = find_writer(self._device)
+        writer = None if make is None else make(self._cache, self._tables)
+        if writer is not None:
+            self.ways["kernel"] = partial(self._write, writer, self._lent)
+            self.ways["kernel_from_host"] = partial(self._write, writer, self._in_host_memory())
+        if options.device == "cuda":
             self.ways["copy_from_host"] = self._copy_from_host
         shape = self._layout.shape(most)
-        self._from = torch.zeros(shape, dtype=torch.bfloat16, device=self._device).flatten()
+        self._from = torch.zeros(shape, dtype=self._dtype, device=self._device).flatten()
         self._to = torch.empty_like(self._from)
         on_gpu = self._device.type == "cuda"
-        self._pinned = torch.empty(shape, dtype=torch.bfloat16, pin_memory=on_gpu).flatten()
+        self._pinned = torch.empty(shape, dtype=self._dtype, pin_memory=on_gpu).flatten()
 
     def _paged(self, pages: int) -> PagedCache:
-        dim = self._options.head_dim
-        shape = (pages, _SLOTS, self._options.kv_heads, 2 * dim)
-        made = [
-            torch.zeros(shape, dtype=torch.bfloat16, device=self._device)
-            for _ in range(self._options.layers)
-        ]
-        return PagedCache(
-            tuple(layer[..., :dim] for layer in made), tuple(layer[..., dim:] for layer in made)
-        )
+        """As vLLM's backends have it: on a CPU keys by channel, before the values of their page."""
+        heads, dim, page = self._options.kv_heads, self._options.head_dim, self._page
+        keys, values = [], []
+        for _ in range(self._options.layers):
+            if self._options.device == "cpu":
+                made = torch.zeros((pages, heads, 2, page * dim), dtype=self._dtype)
+                by_channel = made[:, :, 0].view(pages, heads, dim, page)
+                keys.append(by_channel.permute(0, 3, 1, 2))
+                values.append(made[:, :, 1].view(pages, heads, page, dim).transpose(1, 2))
+            else:
+                shape = (pages, page, heads, 2 * dim)
+                made = torch.zeros(shape, dtype=self._dtype, device=self._device)
+                keys.append(made[..., :dim])
+                values.append(made[..., dim:])
+        return PagedCache(tuple(keys), tuple(values))
 
     def _in_host_memory(self) -> dict[str, Lent]:
         return {
@@ -149,9 +164,9 @@ class _Bed:
         tokens = self._options.tokens
         keys = self._random.sample(sorted(self._lent), k)
         pieces = tuple(Piece(key, 0, tokens, i * tokens) for i, key in enumerate(keys))
-        n_pages = -(-k * tokens // _SLOTS)
+        n_pages = -(-k * tokens // self._page)
         pages = self._random.sample(range(self._cache.keys[0].shape[0]), n_pages)
-        slots = torch.tensor(pages)[:, None] * _SLOTS + torch.arange(_SLOTS)
+        slots = torch.tensor(pages)[:, None] * self._page + torch.arange(self._page)
         return _Round(pieces, slots.flatten()[: k * tokens].contiguous())
 
     def time(self, way: str, work: _Round) -> float:
@@ -166,19 +181,19 @@ class _Bed:
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
 
-    def _write(self, lent: Mapping[str, Lent], work: _Round) -> None:
-        self._writer.write(work.pieces, lent, work.slots)
+    def _write(self, writer: PageWriter, lent: Mapping[str, Lent], work: _Round) -> None:
+        writer.write(work.pieces, lent, work.slots)
 
     def _chain(self, work: _Round) -> None:
         data = gather(work.pieces, self._lent, self._layout, self._tables, device=self._device)
         slots = work.slots.to(self._device)
-        page, slot = slots // _SLOTS, slots % _SLOTS
+        page, slot = slots // self._page, slots % self._page
         for layer, (keys, values) in enumerate(data):
             self._cache.keys[layer][page, slot] = keys
             self._cache.values[layer][page, slot] = values
 
     def _numbers(self, work: _Round) -> int:
-        return len(work.slots) * self._layout.bytes_per_token // 2
+        return len(work.slots) * self._layout.bytes_per_token // self._dtype.itemsize
 
     def _copy(self, work: _Round) -> None:
         n = self._numbers(work)
@@ -229,11 +244,9 @@ def _figures(
         for way, row in times.items()
     }
     ratios: dict[str, dict[str, float]] = {}
-    for way, copy in (
-        ("kernel", "copy"),
-        ("chain", "copy"),
-        ("kernel_from_host", "copy_from_host"),
-    ):
+    # On a CPU everything is in host memory.
+    from_host = "copy_from_host" if "copy_from_host" in times else "copy"
+    for way, copy in (("kernel", "copy"), ("chain", "copy"), ("kernel_from_host", from_host)):
         if way in times:
             ratios[f"{way}_over_{copy}"] = {
                 f"k{k}": round(

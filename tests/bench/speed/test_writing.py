@@ -15,21 +15,22 @@ from inferscale_sdk.bench.speed.session import run_write
 from inferscale_sdk.bench.speed.tables import tables_of
 from inferscale_sdk.bench.speed.writing import WriteOptions, measure_write
 from inferscale_sdk.errors import ConfigurationError
-from inferscale_sdk.testing.interpreted_kernel import interpreted_kernel
 
 SMALL = {
     "ks": (1, 3), "tokens": 5, "rounds": 2, "layers": 2, "kv_heads": 2, "head_dim": 16,
 }  # fmt: skip
 
 
-def test_without_a_gpu_the_chain_is_measured(tmp_path):
+def test_on_a_cpu_everything_lies_in_host_memory(tmp_path):
     result = json.loads(json.dumps(run_write(WriteOptions(**SMALL, device="cpu"), Silent())))
 
-    assert set(result["cells"]) == {"chain", "copy"}
+    assert set(result["cells"]) == {"chain", "copy", "kernel", "kernel_from_host"}
     assert result["mib"]["k3"] == round(3 * 5 * 2 * 2 * 2 * 16 * 2 / 2**20, 1)
     cell = result["cells"]["copy"]["k3"]
     assert cell["write_ms"]["n"] == 2
-    assert set(result["ratios"]) == {"chain_over_copy"}
+    assert set(result["ratios"]) == {
+        "chain_over_copy", "kernel_over_copy", "kernel_from_host_over_copy",
+    }  # fmt: skip
     assert "plain copy on the device" in dict(tables_of(result))["GB/s, read and written"]
     assert all(path.exists() for path in write_plots(result, tmp_path))
 
@@ -41,6 +42,7 @@ def test_without_a_gpu_the_chain_is_measured(tmp_path):
         ({"rounds": 0}, "rounds=0"),
         ({"head_dim": 7}, "head_dim=7"),
         ({"device": "tpu"}, "tpu"),
+        ({"dtype": "int8"}, "int8"),
     ],
 )
 def test_bad_options_are_named(options, named):
@@ -55,21 +57,14 @@ def test_a_gpu_that_is_not_there_is_named(monkeypatch):
         WriteOptions()
 
 
-@pytest.fixture(
-    params=["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, pytest.mark.skipif(
-        not torch.cuda.is_available(), reason="there is no CUDA device")])]
+@pytest.mark.parametrize(
+    ("device", "dtype"),
+    [("cpu", "bfloat16"), ("cpu", "float32"),
+     pytest.param("cuda", "bfloat16", marks=[pytest.mark.gpu, pytest.mark.skipif(
+         not torch.cuda.is_available(), reason="there is no CUDA device")])],
 )  # fmt: skip
-def device(request, monkeypatch):
-    """A device with a kernel: on a CPU under triton's interpreter."""
-    if request.param == "cpu":
-        pytest.importorskip("triton", reason="has no wheels for this system")
-        kernel = interpreted_kernel()
-        monkeypatch.setattr(writing, "write_kernel", lambda device: kernel)
-    return request.param
-
-
-def test_the_kernel_writes_what_the_chain_writes_and_is_measured(device):
-    bed = writing._Bed(WriteOptions(**SMALL, device=device))
+def test_the_kernel_writes_what_the_chain_writes_and_is_measured(device, dtype):
+    bed = writing._Bed(WriteOptions(**SMALL, device=device, dtype=dtype))
     work = bed.draw(3)
     written = {}
     for way in ("chain", "kernel", "kernel_from_host"):
@@ -81,8 +76,9 @@ def test_the_kernel_writes_what_the_chain_writes_and_is_measured(device):
         for ours, theirs in zip(written[way], written["chain"], strict=True):
             torch.testing.assert_close(ours, theirs, rtol=2**-7, atol=1e-5)
 
-    out = measure_write(WriteOptions(**SMALL, device=device), Stages(Silent()))
+    out = measure_write(WriteOptions(**SMALL, device=device, dtype=dtype), Stages(Silent()))
 
+    host = "copy_from_host" if device == "cuda" else "copy"
     assert set(out["ratios"]) == {
-        "kernel_over_copy", "chain_over_copy", "kernel_from_host_over_copy_from_host",
+        "kernel_over_copy", "chain_over_copy", f"kernel_from_host_over_{host}",
     }  # fmt: skip

@@ -1,0 +1,130 @@
+"""Pages written in one pass over memory, on a CPU.
+
+vLLM's attention on a CPU keeps keys by channel: the slots of a page lie side by side. So a tile of
+tokens is turned row by row, and then written column by column, eight by eight in registers. One
+thread does it, as in :mod:`inferscale_sdk.injection.fused` and for the same reason.
+
+numba compiles it; vLLM depends on numba.
+"""
+
+from __future__ import annotations
+
+import logging
+from itertools import groupby
+from typing import Self
+
+import numpy as np
+import torch
+
+from inferscale_sdk.injection.paged import PagedCache, PageWriter, TokenTable, WriterFactory
+from inferscale_sdk.injection.pieces import LayerTables, one_thread
+
+__all__ = ["HostPageWriter", "host_writer"]
+
+log = logging.getLogger(__name__)
+
+_TILE_BYTES = 1 << 15  # as much as is turned before it is written
+
+
+def host_writer() -> WriterFactory | None:
+    """A writer for caches in host memory, ``None`` without numba."""
+    try:
+        import numba  # noqa: F401
+    except ImportError:
+        log.debug("inferscale: numba is not installed; segments are written layer by layer")
+        return None
+    return _for_known_forms
+
+
+def _for_known_forms(cache: PagedCache, tables: LayerTables) -> HostPageWriter | None:
+    if why := _unsuited(cache, tables):
+        log.info("inferscale: segments are written layer by layer: %s", why)
+        return None
+    return HostPageWriter(cache, tables)
+
+
+def _unsuited(cache: PagedCache, tables: LayerTables) -> str:
+    """What the kernel does not know about a cache or a rotation; empty if it knows all."""
+    from inferscale_sdk.injection.simd import LANES
+
+    keys, values = cache.keys[0], cache.values[0]
+    if keys.dtype not in (torch.bfloat16, torch.float32):
+        return f"{keys.dtype}"
+    if keys.stride(1) != 1 or values.stride(3) != 1:
+        return f"keys with strides {keys.stride()}, values with strides {values.stride()}"
+    if keys.shape[3] % LANES:
+        return f"{keys.shape[3]} channels"
+    if any(table is not None and table.spec.interleaved for table in tables):
+        return "interleaved channels"
+    return ""
+
+
+class HostPageWriter(PageWriter):
+    """One pass for all layers of one rotation.
+
+    Args:
+        cache: Where to, in host memory: keys by channel, values by token.
+        tables: Rotation table per layer, not interleaved; ``None`` for a layer without positions.
+
+    Raises:
+        ValueError: There is not a table for each layer, or the kernel does not know the cache's
+            form or the rotation.
+    """
+
+    def __init__(self, cache: PagedCache, tables: LayerTables) -> None:
+        super().__init__(cache, tables)
+        from inferscale_sdk.injection.host_kernel import write_columns
+        from inferscale_sdk.injection.simd import LANES
+
+        if why := _unsuited(cache, tables):
+            raise ValueError(f"no kernel for {why}")
+        self._kernel = write_columns
+        width = self._layout.n_kv_heads * self._layout.head_dim
+        fit = _TILE_BYTES // (width * self._layout.dtype.itemsize)
+        shape = max(LANES, fit // LANES * LANES), width
+        bits = np.uint16 if self._layout.dtype is torch.bfloat16 else np.float32
+        self._rows = np.empty(shape, bits)
+        self._bases = [
+            np.array([tensor.data_ptr() for tensor in tensors], np.int64)
+            for tensors in (cache.keys, cache.values)
+        ]
+
+    def with_tables(self, tables: LayerTables) -> Self:  # noqa: D102
+        return type(self)(self._cache, tables)
+
+    def _launch(self, tokens: TokenTable) -> None:
+        with one_thread(self._cache.device):
+            self._write(tokens)
+
+    def _write(self, tokens: TokenTable) -> None:
+        source, plane, slot, old, new = tokens.fields
+        size = self._layout.dtype.itemsize
+        page, offset = slot // self._cache.keys[0].shape[1], slot % self._cache.keys[0].shape[1]
+        places, heads = [], []
+        for tensor in (self._cache.keys[0], self._cache.values[0]):
+            places.append(((page * tensor.stride(0) + offset * tensor.stride(1)) * size).numpy())
+            heads.append(tensor.stride(2) * size)
+        start = 0
+        for table, same in groupby(self._tables):
+            stop = start + len(list(same))
+            cos = sin = torch.empty((len(slot), 0))
+            moved = torch.zeros(len(slot), dtype=torch.bool)
+            if table is not None:
+                cos, sin = table.moves(old, new)
+                # Tokens that stay keep their bits: -0.0 * 1 - y * 0 may be +0.0.
+                moved = ((sin != 0) | (cos != 1)).any(dim=1)
+            self._kernel(
+                source.numpy(),
+                plane.numpy(),
+                *places,
+                moved.numpy(),
+                cos.contiguous().numpy(),
+                sin.contiguous().numpy(),
+                np.arange(start, stop),
+                *self._bases,
+                self._rows,
+                self._layout.head_dim,
+                *heads,
+                self._cache.keys[0].stride(3) * size,
+            )
+            start = stop
