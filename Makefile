@@ -3,6 +3,7 @@
 # make test    the whole test suite, client and server side
 # make models the model matrix, slow; writes docs/models.md; segments from one engine in the other
 # make reliability every fault and, unless recorded already, make load; writes docs/reliability.md
+# make field-faults what users of such systems met, as tests
 # make load   100 users at once, slow
 # make lint    ruff, mypy, import contracts
 # make audit   known vulnerabilities in what is installed; says so if no service can be asked
@@ -36,7 +37,7 @@ PIP_FLAGS := -qq --disable-pip-version-check --no-input --root-user-action=ignor
 export INFERSCALE_SERVER_PYTHON ?= $(CURDIR)/$(SERVER)/bin/python
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: setup demo test models load reliability lint audit docs clean
+.PHONY: setup demo test models load reliability field-faults lint audit docs clean
 .DELETE_ON_ERROR:
 
 setup: $(CLIENT_STAMP) $(SERVER_STAMP)
@@ -74,7 +75,8 @@ $(SERVER_STAMP): pyproject.toml Makefile
 demo: setup
 	@$(CLIENT)/bin/inferscale demo $(ARGS)
 
-# Units side by side; what computes with a real model takes the machine for itself.
+# Units side by side; what computes with a real model takes the machine for itself: two of them at
+# once on two cores take longer than one after the other.
 test: setup
 	$(CLIENT)/bin/python -m pytest tests -m "not engine and not connector and $(NOT_HERE)" --numprocesses auto --dist loadfile $(ARGS)
 	$(CLIENT)/bin/python -m pytest tests -m "engine and not connector and $(NOT_HERE)" $(ARGS)
@@ -100,6 +102,11 @@ reliability: setup
 	  $(CLIENT)/bin/python -m pytest tests/faults $(ARGS)
 	@test -f $(RECORDS)/load.json || $(MAKE) load
 	$(CLIENT)/bin/python tests/faults/write_report.py $(RECORDS)/faults.jsonl $(RECORDS)/load.json
+
+# What users of such systems met, by number: docs/reliability.md.
+field-faults: setup
+	$(CLIENT)/bin/python -m pytest tests -m "field_fault and not connector and not gpu" $(ARGS)
+	$(SERVER)/bin/python -m pytest tests/vllm_connector -m "field_fault and connector and not gpu" $(ARGS)
 
 lint: $(CLIENT_STAMP)
 	$(CLIENT)/bin/ruff check .

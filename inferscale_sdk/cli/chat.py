@@ -17,7 +17,7 @@ from inferscale_sdk.cli.options import (
     User,
 )
 from inferscale_sdk.cli.output import err, working
-from inferscale_sdk.cli.values import COUNT, whole
+from inferscale_sdk.cli.values import COUNT, model_to_load, whole
 from inferscale_sdk.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -31,7 +31,12 @@ def chat(
     base_url: BaseUrl = None,
     model: Annotated[
         str | None,
-        typer.Option(help="Model to start when no server is named.", show_default="bundled"),
+        typer.Option(
+            help="Model to start when no server is named.",
+            show_default="bundled",
+            parser=model_to_load,
+            metavar="MODEL",
+        ),
     ] = None,
     engine: EngineKind = EngineChoice.VLLM,
     store: Store = None,

@@ -69,8 +69,14 @@ def guarded(name: str, find: Finder) -> list[Check]:
     try:
         found.extend(find())
     except Exception as error:
-        found.append(Check(name, Verdict.FAIL, f"{type(error).__name__}: {error}"))
+        found.append(Check(name, Verdict.FAIL, f"{type(error).__name__}: {_in_short(str(error))}"))
     return found
+
+
+def _in_short(text: str) -> str:
+    """A long text's first and last lines: between them stands a server's log with its traceback."""
+    lines = [line for line in text.splitlines() if line.strip()]
+    return text if len(lines) <= 4 else "\n".join((lines[0], "…", *lines[-2:]))
 
 
 def machine_checks() -> list[Check]:

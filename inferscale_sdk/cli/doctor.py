@@ -8,6 +8,7 @@ import typer
 
 from inferscale_sdk.cli.options import BaseUrl, EngineChoice, EngineKind, Json
 from inferscale_sdk.cli.output import out, print_json, working
+from inferscale_sdk.cli.values import model_to_load
 
 if TYPE_CHECKING:
     from inferscale_sdk.cli.checks import Check
@@ -20,7 +21,11 @@ def doctor(
     model: Annotated[
         str | None,
         typer.Option(
-            "--model", "--launch", help="Start this model (a folder, or 'bundled') and examine it."
+            "--model",
+            "--launch",
+            help="Start this model (a folder, or 'bundled') and examine it.",
+            parser=model_to_load,
+            metavar="MODEL",
         ),
     ] = None,
     engine: EngineKind = EngineChoice.VLLM,

@@ -69,7 +69,7 @@ def forget(
     )
 
     if bool(fact_ids) == everything:
-        raise typer.BadParameter("name facts, or give --all, not both")
+        raise typer.BadParameter("name facts, or give --all" + (", not both" if everything else ""))
     if verify and not hard:
         raise typer.BadParameter(
             "--verify proves that nothing is left, but without --hard the text stays in the "
@@ -122,7 +122,7 @@ class _Task:
         store = self.memory.store
         if fact_ids is None:
             fact_ids = [fact.id for fact in store.find(scope, include_deleted=True)]
-        return gather(store, fact_ids, scope)
+        return gather(store, fact_ids, scope, dropped=self.engine is not None)
 
     def delete(self, fact_ids: Sequence[str] | None, *, hard: bool) -> None:
         """Delete, and count what is gone."""

@@ -10,7 +10,8 @@ import typer
 
 from inferscale_sdk.cli.options import BaseUrl, Json, StoreThere
 from inferscale_sdk.cli.output import out, print_figures, print_json, working
-from inferscale_sdk.cli.values import MEMORY_FILE, existing_folder, number
+from inferscale_sdk.cli.values import existing_folder, number
+from inferscale_sdk.facts.base import FACTS_FILE
 
 __all__ = ["app"]
 
@@ -141,7 +142,7 @@ def gc(
     from inferscale_sdk.kv.cipher import configured_cipher
     from inferscale_sdk.memory.collecting import collect_folder, collect_server
 
-    facts = memory_there(store) / MEMORY_FILE
+    facts = memory_there(store) / FACTS_FILE
     url = None if path is not None else base_url_or_none(base_url)
     if url is not None and remove_unknown:
         raise typer.BadParameter("a server does not list its segments; give --path with its folder")

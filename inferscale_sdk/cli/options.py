@@ -12,6 +12,7 @@ from inferscale_sdk.cli.values import (
     existing_memory,
     folder_to_make,
     http_address,
+    model_to_load,
     whole,
 )
 
@@ -80,7 +81,13 @@ BaseUrl = Annotated[
     ),
 ]
 Model = Annotated[
-    str | None, typer.Option(help="A model's folder or name.", show_default="bundled SmolLM2")
+    str | None,
+    typer.Option(
+        help="A model's folder or name.",
+        show_default="bundled SmolLM2",
+        parser=model_to_load,
+        metavar="MODEL",
+    ),
 ]
 Seed = Annotated[
     int, typer.Option(help="Of everything drawn at random.", **whole(0, 4_294_967_295))

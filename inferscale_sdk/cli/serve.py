@@ -14,6 +14,7 @@ from inferscale_sdk.cli.values import (
     COUNT,
     LONG_COUNT,
     folder_to_make,
+    model_to_load,
     number,
     remote_address,
     remote_address_in,
@@ -41,7 +42,12 @@ class _Eviction(StrEnum):
 
 
 def serve(
-    model: Annotated[str, typer.Argument(help="A model folder or name, or 'bundled'.")],
+    model: Annotated[
+        str,
+        typer.Argument(
+            help="A model folder or name, or 'bundled'.", parser=model_to_load, metavar="MODEL"
+        ),
+    ],
     extra: Annotated[
         list[str] | None, typer.Argument(help="Further vLLM arguments, after --.")
     ] = None,

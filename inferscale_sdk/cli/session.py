@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from inferscale_sdk.cli.options import EngineChoice
 from inferscale_sdk.cli.output import err
-from inferscale_sdk.cli.values import MEMORY_FILE
 from inferscale_sdk.config import settings
 from inferscale_sdk.errors import ConfigurationError
+from inferscale_sdk.facts.base import FACTS_FILE
 
 if TYPE_CHECKING:
     from inferscale_sdk.engines.base import Engine
@@ -46,7 +46,7 @@ def memory_there(given: Path | None = None) -> Path:
         ConfigurationError: There is no memory.
     """
     folder = memory_folder(given)
-    if not (folder / MEMORY_FILE).is_file():
+    if not (folder / FACTS_FILE).is_file():
         raise ConfigurationError(
             f"there is no memory in {folder} yet; name the folder of another with --store, "
             "or make one with 'inferscale memory add'"

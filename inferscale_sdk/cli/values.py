@@ -7,6 +7,7 @@ that what cannot be used is wrong usage (code 2) before anything is done.
 from __future__ import annotations
 
 import math
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -15,23 +16,23 @@ from typing import Any
 import typer
 
 from inferscale_sdk.errors import ConfigurationError
+from inferscale_sdk.facts.base import FACTS_FILE
 
 __all__ = [
     "COUNT",
     "LONG_COUNT",
-    "MEMORY_FILE",
     "existing_folder",
     "existing_memory",
     "folder_to_make",
     "http_address",
     "integers",
+    "model_to_load",
     "number",
     "remote_address",
     "remote_address_in",
     "whole",
 ]
 
-MEMORY_FILE = "facts.db"
 LONG_COUNT = 1_000_000_000
 COUNT = 1_000_000
 
@@ -135,12 +136,25 @@ def existing_folder(text: Any) -> Path:
     raise typer.BadParameter(f"{str(path)!r} {what}; give a folder that is there")
 
 
+def model_to_load(text: Any) -> str:
+    """``bundled``, a folder that is there, or a name to be looked up elsewhere."""
+    name = str(text)
+    like_a_path = name.startswith((".", "~", os.sep)) or name.endswith(os.sep)
+    there = like_a_path and _holds(Path(name).expanduser().exists)
+    if name.strip() and (there or not like_a_path):
+        return name
+    raise typer.BadParameter(
+        f"{_shown(name)} does not exist; give a model's folder, a name that a model hub knows, or "
+        "bundled"
+    )
+
+
 def existing_memory(text: Any) -> Path:
     """A folder in which a memory lies."""
     path = existing_folder(text)
-    if not _holds((path / MEMORY_FILE).is_file):
+    if not _holds((path / FACTS_FILE).is_file):
         raise typer.BadParameter(
-            f"there is no memory in {str(path)!r} (no {MEMORY_FILE}); name the folder of one, "
+            f"there is no memory in {str(path)!r} (no {FACTS_FILE}); name the folder of one, "
             "or make one with 'inferscale memory add'"
         )
     return path

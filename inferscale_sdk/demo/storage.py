@@ -23,7 +23,7 @@ import torch
 
 from inferscale_sdk.bench.quality.model import ScoringModel
 from inferscale_sdk.demo.life import Life, Turn, life_users, load_life
-from inferscale_sdk.facts.base import EncodingRecord
+from inferscale_sdk.facts.base import FACTS_FILE, EncodingRecord
 from inferscale_sdk.facts.sqlite import SQLiteFactStore
 from inferscale_sdk.kv.layout import KEY, KV, VALUE
 from inferscale_sdk.kv.quantize import StorageDtype, dequantize, quantize
@@ -143,7 +143,7 @@ class _LifeBench:
         self._model, self._life, self._k = model, life, k
         self._owner = Namespace(user_id=life.user_id)
         folder.mkdir()
-        with closing(SQLiteFactStore(folder / "facts.db")) as store:
+        with closing(SQLiteFactStore(folder / FACTS_FILE)) as store:
             store.add([NewFact(_line(t), "life", source=t.id) for t in life.turns], self._owner)
             self._facts = sorted(store.find(self._owner), key=lambda fact: fact.position)
             self._planner = Planner(model.tokenizer, store_secret=store.secret)

@@ -17,7 +17,10 @@ from typing import Any
 
 from inferscale_sdk.types import Fact, FactEvent, Namespace, NewFact
 
-__all__ = ["EncodingRecord", "FactStore", "KeyState"]
+__all__ = ["FACTS_FILE", "EncodingRecord", "FactStore", "KeyState"]
+
+FACTS_FILE = "facts.db"
+"""What a memory's fact store is called in its folder."""
 
 
 class KeyState(StrEnum):
@@ -272,6 +275,13 @@ class FactStore(ABC):
     @abstractmethod
     def forget_done(self, keys: Sequence[str]) -> None:
         """These keys have been dropped."""
+
+    @abstractmethod
+    def dropped_keys(self, limit: int = 10_000) -> list[str]:
+        """Keys dropped in the last 30 days that no record names, latest first.
+
+        One server dropped them; another one may still have them.
+        """
 
     # -- life ------------------------------------------------------------------------------
 

@@ -18,8 +18,10 @@ from inferscale_sdk.sqlite.times import now_us
 
 __all__ = [
     "behind",
+    "dropped",
     "forget_noted",
     "note",
+    "note_dropped",
     "orphans",
     "profiles",
     "queue_unused",
@@ -27,6 +29,7 @@ __all__ = [
     "states",
 ]
 
+_KEPT_US = 30 * 86_400 * 1_000_000
 _AMONG = "IN (SELECT value FROM json_each(?))"
 
 
@@ -69,6 +72,27 @@ def forget_noted(connection: sqlite3.Connection, keys: Sequence[str]) -> None:
         " AND NOT EXISTS (SELECT 1 FROM encoding WHERE encoding.key = noted.key)",
         (as_ids(keys, "keys"),),
     )
+
+
+def note_dropped(connection: sqlite3.Connection, keys: Sequence[str]) -> None:
+    """A server has dropped these keys."""
+    now = now_us()
+    connection.executemany(
+        "INSERT OR REPLACE INTO dropped (key, dropped_us) VALUES (?, ?)",
+        [(key, now) for key in keys],
+    )
+    connection.execute("DELETE FROM dropped WHERE dropped_us < ?", (now - _KEPT_US,))
+
+
+def dropped(connection: sqlite3.Connection, limit: int) -> list[str]:
+    """See ``FactStore.dropped_keys``."""
+    rows = connection.execute(
+        "SELECT key FROM dropped"
+        " WHERE NOT EXISTS (SELECT 1 FROM encoding WHERE encoding.key = dropped.key)"
+        " ORDER BY dropped_us DESC, key LIMIT ?",
+        (check_count(limit, "limit"),),
+    )
+    return [row[0] for row in rows]
 
 
 def recorded(connection: sqlite3.Connection, profile: str, after: str, limit: int) -> list[str]:

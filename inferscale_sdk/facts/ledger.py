@@ -11,7 +11,7 @@ import sqlite3
 from collections.abc import Sequence
 
 from inferscale_sdk.facts.base import EncodingRecord
-from inferscale_sdk.facts.keys import forget_noted, queue_unused
+from inferscale_sdk.facts.keys import forget_noted, note_dropped, queue_unused
 from inferscale_sdk.facts.rows import FACT_COLUMNS, as_ids, load_fact
 from inferscale_sdk.sqlite.clauses import Clause, all_of, check_count, scope_clause
 from inferscale_sdk.sqlite.times import from_us, to_us
@@ -235,3 +235,4 @@ def forget_done(connection: sqlite3.Connection, keys: Sequence[str]) -> None:
         (as_ids(keys, "keys"),),
     )
     forget_noted(connection, keys)
+    note_dropped(connection, keys)

@@ -154,4 +154,19 @@ _NOTED = Migration(
     ),
 )
 
-FACT_SCHEMA = Schema("fact store", 0x49465346, (_FACTS, _LEDGERS, _ONE_OWNER, _NOTED))  # "IFSF"
+_DROPPED = Migration(
+    5,
+    "keys that a server has dropped are known for a while, so that another one can be asked",
+    (
+        """CREATE TABLE dropped (
+            key TEXT PRIMARY KEY,
+            dropped_us INTEGER NOT NULL
+        ) WITHOUT ROWID""",
+    ),
+)
+
+FACT_SCHEMA = Schema(
+    "fact store",
+    0x49465346,  # "IFSF"
+    (_FACTS, _LEDGERS, _ONE_OWNER, _NOTED, _DROPPED),
+)

@@ -233,6 +233,10 @@ class SQLiteFactStore(FactStore):
         with self._db.write() as connection:
             ledger.forget_done(connection, keys)
 
+    def dropped_keys(self, limit: int = 10_000) -> list[str]:
+        with self._db.read() as connection:
+            return key_ledger.dropped(connection, limit)
+
     # -- life ------------------------------------------------------------------------------
 
     @property

@@ -135,7 +135,7 @@ class Encoder:
         with self._encoding:
             # Forgets first: a fact added again with the same text has the same key, and must not
             # lose its new KV to the deletion of the old.
-            done = EncodeProgress(forgotten=self.send_forgets())
+            done = EncodeProgress(forgotten=self._forget_first())
             info = self._engine.info()
             profile = self.profile(info)
             if profile is None:
@@ -196,6 +196,16 @@ class Encoder:
         """
         with self._forgetting:
             return send_forgets(self._store, self._engine)
+
+    def _forget_first(self) -> int:
+        """The same, but what a server cannot drop now keeps nothing from being encoded."""
+        try:
+            return self.send_forgets()
+        except (EngineUnavailable, EngineTimeout):
+            raise
+        except EngineError as error:
+            log.warning("stored KV of deleted facts is not dropped yet: %s", error)
+            return 0
 
     def engine_was_lost(self) -> None:
         """The engine may be another one now: ask again who it is, and capture preambles anew."""

@@ -7,13 +7,14 @@ import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 
 from inferscale_sdk.engines.base import Engine
 from inferscale_sdk.errors import EngineError, NotFoundError, StoreError
 from inferscale_sdk.facts.base import FactStore, KeyState
+from inferscale_sdk.memory.collecting import orphans_of
 from inferscale_sdk.memory.residue import database_files, residue
+from inferscale_sdk.recall.base import RECALL_FILE
 from inferscale_sdk.tiers import folder as kv_files
 from inferscale_sdk.types import Namespace
 
@@ -57,11 +58,20 @@ class Place:
     note: str = ""
 
 
-def gather(store: FactStore, fact_ids: Sequence[str], scope: Namespace) -> Evidence:
+def gather(
+    store: FactStore, fact_ids: Sequence[str], scope: Namespace, *, dropped: bool = False
+) -> Evidence:
     """What deleting these facts must remove. Facts deleted softly before count, too.
 
     Captures that were asked for and never recorded may be these facts': who asked may have died in
     between. They are put on the forget ledger; if one is under way, its fact is encoded again.
+
+    Args:
+        store: The fact store.
+        fact_ids: The facts.
+        scope: Whose.
+        dropped: Put keys on it, too, that some server has dropped before: these facts' may be among
+            them, and the server at hand may be another one.
 
     Raises:
         NotFoundError: The scope never held one of them.
@@ -73,7 +83,9 @@ def gather(store: FactStore, fact_ids: Sequence[str], scope: Namespace) -> Evide
         fact = store.get(fact_id, scope, include_deleted=True)
         about = json.dumps(dict(fact.metadata), ensure_ascii=False) if fact.metadata else ""
         texts.update(dict.fromkeys(t for t in (fact.speaker, fact.source, about) if t))
-    store.queue_forget(store.orphans(datetime.now(UTC), _ALL))
+    store.queue_forget(orphans_of(store, grace_seconds=0.0))
+    if dropped:
+        store.queue_forget(store.dropped_keys(_ALL))
     keys = dict.fromkeys([*store.keys_behind(list(fact_ids)), *store.forget_queue(_ALL)])
     return Evidence(tuple(fact_ids), scope, tuple(texts), tuple(keys))
 
@@ -103,7 +115,7 @@ def look(
         _facts(evidence, store),
         _history(evidence, store),
         _ledger(evidence, store),
-        *_index(evidence, path / "recall.db"),
+        *_index(evidence, path / RECALL_FILE),
         _files(evidence, path),
         _server(keys, states, engine),
     ]
@@ -181,8 +193,15 @@ def _server(keys: list[str], states: dict[str, KeyState], engine: Engine | None)
         waiting = sum(states.get(key) is KeyState.TO_FORGET for key in keys)
         if not waiting:
             return Place(name, note="nothing was ever stored")
-        return Place(name, checked=False, note=f"no server named; {waiting} keys wait for one")
+        return Place(
+            name,
+            checked=False,
+            note=f"no server named; {waiting} keys wait for one: inferscale kv gc --base-url URL",
+        )
     try:
+        info = engine.info()
+        if not (info.can_inject or info.fingerprint) and keys:
+            return Place(name, checked=False, note=info.reason)
         found = engine.locate(keys)
     except EngineError as error:
         return Place(name, checked=False, note=f"{type(error).__name__}: {error}")

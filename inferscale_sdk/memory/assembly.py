@@ -8,7 +8,7 @@ from pathlib import Path
 from inferscale_sdk.config import settings
 from inferscale_sdk.engines.base import Engine
 from inferscale_sdk.errors import ConfigurationError, StoreError
-from inferscale_sdk.facts.base import FactStore
+from inferscale_sdk.facts.base import FACTS_FILE, FactStore
 from inferscale_sdk.ingest.default import default_window
 from inferscale_sdk.ingest.relatives import IndexRelatives
 from inferscale_sdk.ingest.windows import WindowStrategy
@@ -20,7 +20,7 @@ from inferscale_sdk.memory.serving import Serving
 from inferscale_sdk.memory.values import MemoryStats
 from inferscale_sdk.prompt.frame import Frame
 from inferscale_sdk.prompt.handles import HandleMinter
-from inferscale_sdk.recall.base import Embedder, RecallIndex
+from inferscale_sdk.recall.base import RECALL_FILE, Embedder, RecallIndex
 from inferscale_sdk.types import Namespace
 
 __all__ = ["Assembly"]
@@ -180,19 +180,19 @@ class Assembly:
 def _open_store(folder: Path) -> FactStore:
     from inferscale_sdk.facts.sqlite import SQLiteFactStore
 
-    return SQLiteFactStore(folder / "facts.db")
+    return SQLiteFactStore(folder / FACTS_FILE)
 
 
 def _open_index(folder: Path, embedder: Embedder | None) -> RecallIndex:
     from inferscale_sdk.recall.embedders import bundled_embedder
     from inferscale_sdk.recall.hybrid import HybridRecall
 
-    return HybridRecall(folder / "recall.db", embedder or bundled_embedder())
+    return HybridRecall(folder / RECALL_FILE, embedder or bundled_embedder())
 
 
 def _open_bare_index(folder: Path) -> RecallIndex | None:
     """The index in ``folder``, if there is one, to take facts out of: no model is loaded."""
     from inferscale_sdk.recall.hybrid import LexicalRecall
 
-    path = folder / "recall.db"
+    path = folder / RECALL_FILE
     return LexicalRecall(path) if path.exists() else None

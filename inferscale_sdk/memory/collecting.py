@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from inferscale_sdk.engines.base import Engine
+from inferscale_sdk.errors import EngineError
 from inferscale_sdk.facts.base import FactStore, KeyState
 from inferscale_sdk.ingest.forgetting import send_forgets
 from inferscale_sdk.ingest.orphans import DAMAGED_ONLY, GRACE_SECONDS, PAGE
@@ -27,7 +28,7 @@ from inferscale_sdk.tiers import folder as kv_files
 if TYPE_CHECKING:
     from inferscale_sdk.kv.cipher import Cipher
 
-__all__ = ["GcReport", "collect_folder", "collect_server"]
+__all__ = ["GcReport", "collect_folder", "collect_server", "orphans_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,16 +70,18 @@ def collect_server(
     A server lists its keys to nobody, so segments that are unknown to this store stay unseen.
 
     Raises:
-        EngineError: The server cannot be asked.
+        EngineError: The server cannot be asked, or does not take the question.
     """
-    orphans = _orphans(store, grace_seconds)
+    info = engine.info()
+    if not info.can_inject:
+        raise EngineError(f"the server cannot be compared with the ledger: {info.reason}")
+    orphans = orphans_of(store, grace_seconds)
     waiting = store.forget_queue(1_000_000)
     dropped = 0
     if not dry_run:
         store.queue_forget(orphans)
         dropped = send_forgets(store, engine)
-    model = engine.info().fingerprint
-    profiles = [name for name in store.profiles() if model and _model_of(name) == model]
+    profiles = [name for name in store.profiles() if _model_of(name) == info.fingerprint]
     lost = _lost(store, profiles, engine.locate, dry_run=dry_run)
     return GcReport(len(orphans), len(waiting), lost, dropped)
 
@@ -109,7 +112,7 @@ def collect_folder(
     Raises:
         StoreError: The folder cannot be read, or a file cannot be removed.
     """
-    orphans = _orphans(store, grace_seconds)
+    orphans = orphans_of(store, grace_seconds)
     waiting = store.forget_queue(1_000_000)
     strays = list(_unknown(store, root))
     tags = _owner_tags(store) if strays else set()
@@ -120,7 +123,7 @@ def collect_folder(
     dropped = 0
     if not dry_run:
         store.queue_forget(orphans)
-        dropped = sum(kv_files.remove(root, key) for key in dict.fromkeys([*waiting, *orphans]))
+        dropped = kv_files.remove(root, list(dict.fromkeys([*waiting, *orphans])))
     here = [
         name
         for name in store.profiles()
@@ -130,8 +133,7 @@ def collect_folder(
     unfinished = kv_files.remove_abandoned(root, older_than_seconds=grace_seconds, dry_run=dry_run)
     old = [] if unused_seconds is None else _unused(unknown, unused_seconds)
     if not dry_run:
-        for entry in old:
-            kv_files.remove(root, entry.key)
+        kv_files.remove(root, [entry.key for entry in old])
     return GcReport(
         orphans=len(orphans),
         waiting=len(waiting),
@@ -145,7 +147,8 @@ def collect_folder(
     )
 
 
-def _orphans(store: FactStore, grace_seconds: float) -> list[str]:
+def orphans_of(store: FactStore, grace_seconds: float) -> list[str]:
+    """Keys whose capture was asked for at least so long ago, and of which nothing came."""
     return store.orphans(datetime.now(UTC) - timedelta(seconds=grace_seconds), 1_000_000)
 
 

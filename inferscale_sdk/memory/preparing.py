@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Literal, TypeAlias
 
@@ -181,6 +181,8 @@ class Preparer:
             note = _join(note, self._degrade("planning with memory failed", error))
             scored = ()
             plan = self._call_planner(request, scored, {}, info, seq)
+        if request.inject and plan.fact_ids and not plan.segments:
+            note = _join(note, _why_no_segments(info, records))
         if plan.dropped_fact_ids:
             n = len(plan.dropped_fact_ids)
             note = _join(note, f"{n} facts left out, the context is full")
@@ -237,6 +239,13 @@ class Preparer:
             self.degraded += 1
         log.warning("%s: %s", what, blame(error))
         return f"{what} ({type(error).__name__})"
+
+
+def _why_no_segments(info: EngineInfo, records: Mapping[str, EncodingRecord]) -> str:
+    """Why none of a plan's facts has stored KV that could be injected."""
+    if not info.can_inject:
+        return info.reason
+    return "" if records else "not encoded yet"
 
 
 def _join(*notes: str) -> str:

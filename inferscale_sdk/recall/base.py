@@ -21,7 +21,10 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-__all__ = ["Embedder", "Hit", "RecallIndex", "RecallQuery"]
+__all__ = ["RECALL_FILE", "Embedder", "Hit", "RecallIndex", "RecallQuery"]
+
+RECALL_FILE = "recall.db"
+"""What a memory's index is called in its folder."""
 
 
 @runtime_checkable

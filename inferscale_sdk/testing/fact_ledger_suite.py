@@ -210,6 +210,19 @@ class FactLedgerSuite:
         assert store.forget_queue(limit=2) == ["k0", "k1"]
         store.forget_done(["k0", "k1", "unknown"])
         assert store.forget_queue() == ["k2", "k3", "k4"]
+        assert set(store.dropped_keys()) >= {"k0", "k1"}
+        assert len(store.dropped_keys(limit=1)) == 1
+
+    def test_what_was_dropped_and_is_there_anew_does_not_count_as_dropped(
+        self, store: FactStore
+    ) -> None:
+        [a, b] = store.add([NewFact("a"), NewFact("b")], ALICE)
+        store.record_encodings([encoded(a, "k1")])
+        store.delete(a.id, ALICE)
+        store.forget_done(["k1"])
+        assert store.dropped_keys() == ["k1"]
+        store.record_encodings([encoded(b, "k1")])
+        assert store.dropped_keys() == []
 
     def test_everything_survives_a_restart(self, store: FactStore, tmp_path: Path) -> None:
         a, b = store.add([NewFact("a"), NewFact("b")], ALICE)

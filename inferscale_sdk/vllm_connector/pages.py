@@ -77,7 +77,8 @@ def _forms(cache: Any, stack: LayerStack) -> Iterator[tuple[torch.Tensor, torch.
     if cache.ndim == 4 and cache.shape[-1] == 2 * dim:
         # [page, kv_head, slot, key and value], and the same with slots before heads
         forms += [(view[..., :dim], view[..., dim:]) for view in (cache.transpose(1, 2), cache)]
-        forms.append(_by_channel(cache, dim))
+        if cache.is_contiguous():
+            forms.append(_by_channel(cache, dim))
     if cache.ndim == 5:
         # [kv, page, slot, kv_head, head_dim], and the same with pages before kv
         forms += [cache.unbind(kv) for kv in (0, 1) if cache.shape[kv] == 2]

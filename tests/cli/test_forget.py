@@ -108,6 +108,36 @@ def test_a_server_that_cannot_be_asked_proves_nothing(cli, facts, fake_engine):
     assert EngineUnavailable.__name__ in result.stdout
 
 
+def test_a_server_that_is_not_there_proves_nothing_even_without_kv(cli, home, fake_engine):
+    (fact,) = cli.json("memory", "add", "I like tea")
+    fake_engine.faults.unavailable = True
+    args = ("memory", "forget", fact["id"], "--hard", "--verify", "--base-url", URL)
+    report = cli.json(*args, code=1)
+    assert report["proved"] is False
+
+
+def test_a_second_server_is_asked_for_what_the_first_one_dropped_before(cli, facts, fake_engine):
+    """It may have read the same segments from a store that both share."""
+    held = dict(fake_engine.segments)
+    cli("memory", "forget", facts[1].id, "--base-url", URL)
+    dropped = held.keys() - fake_engine.segments.keys()
+    assert dropped
+    fake_engine.segments.update(held)  # the second one
+    args = ("memory", "forget", facts[1].id, "--hard", "--verify", "--base-url", URL)
+    report = cli.json(*args)
+    assert report["proved"] is True
+    assert not dropped & fake_engine.segments.keys()
+
+
+def test_a_second_server_that_keeps_them_is_found_out(cli, facts, fake_engine, monkeypatch):
+    held = dict(fake_engine.segments)
+    cli("memory", "forget", facts[1].id, "--base-url", URL)
+    fake_engine.segments.update(held)
+    monkeypatch.setattr(fake_engine, "forget", lambda keys: len(keys))
+    args = ("memory", "forget", facts[1].id, "--hard", "--verify", "--base-url", URL)
+    assert left(cli.json(*args, code=1))["KV on the server"] == 2
+
+
 def test_without_a_server_the_folder_is_cleaned_and_the_keys_wait(cli, facts):
     with Memory(path=memory_folder(), background=False) as memory:
         keys = memory.store.keys_behind([facts[1].id])

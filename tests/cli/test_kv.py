@@ -181,3 +181,10 @@ def test_encrypted_segments_need_their_key(cli, home, monkeypatch):
 
 def test_an_empty_folder_is_whole(cli, home):
     assert cli.json("kv", "verify")["segments"] == 0
+
+
+def test_a_server_that_refuses_is_an_error_and_no_empty_result(cli, keys, fake_engine):
+    """A wrong secret, say: nothing was compared, and nothing dropped."""
+    fake_engine._can_inject = False
+    result = cli("kv", "gc", "--base-url", URL, code=1)
+    assert "can_inject=False" in result.stderr and "cannot be compared" in result.stderr

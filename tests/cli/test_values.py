@@ -114,3 +114,11 @@ def test_sizes_of_tiers_are_those_the_connector_takes(size, usable):
     nbytes = serve._bytes(parse(size), 1 << 30)
     owner = serve._bytes(parse(size), 1 << 20)
     ConnectorConfig(host_bytes=nbytes, disk_bytes=nbytes, device_bytes=nbytes, owner_bytes=owner)
+
+
+@pytest.mark.parametrize("command", [("serve",), ("doctor", "--model"), ("chat", "--model")])
+@pytest.mark.parametrize("model", ["/nonexistent/model", "./nowhere", "~/no such model", ""])
+def test_a_model_folder_that_is_not_there_is_told_before_anything_is_started(cli, command, model):
+    result = cli(*command, model, code=2)
+    assert "does not exist" in result.stderr and "bundled" in result.stderr
+    assert "Traceback" not in result.stderr

@@ -38,7 +38,7 @@ N_FACTS = 48
 GROUP = 8
 """Facts encoded in one prompt."""
 RECALLED = 8
-N_PROMPTS = [16, pytest.param(50, marks=pytest.mark.slow)]
+N_PROMPTS = [8, pytest.param(50, marks=pytest.mark.slow)]
 ANSWER = Sampling(max_tokens=12)
 OTHER_CHUNK = 24
 """Tokens computed at once by the engine that shows the noise."""

@@ -320,13 +320,14 @@ def test_clients_disk_is_full(doomed: VLLMEngine, watch: Watch) -> None:
 
 
 def test_recall_file_is_rubbish(watch: Watch, tmp_path: Path) -> None:
-    """Recall is gone under a running memory: the chat goes on, and the report says why."""
+    """Recall is gone under a running memory: the chat goes on without, and the report says why."""
     for path in (tmp_path / "memory").glob("recall*.db*"):
         path.write_bytes(b"rubbish" * 4000)
     watch.memory.add("Shelf 99 is new.", user_id="ada")  # so that recall has to look
     answer = watch.ask()
     assert answer.text
     assert answer.report.reason
+    assert answer.report.fact_ids == ()
     watch.record(
         FaultCell(
             "client", "recall index broken", "question", TEXT, 0, 0, str(answer.report.reason)

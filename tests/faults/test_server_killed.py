@@ -94,6 +94,7 @@ def test_server_gone_is_a_clear_error_and_comes_back(doomed: VLLMEngine, remembe
     assert memory.count(user_id="ada") == 8
 
 
+@pytest.mark.slow
 def test_segment_files_lost_are_prefilled_then_encoded_again(
     doomed: VLLMEngine, remember, doomed_folder: Path
 ) -> None:
@@ -142,6 +143,7 @@ def test_client_leaving_in_mid_stream(doomed: VLLMEngine, remember) -> None:
     assert answer(memory).report.status is InjectionStatus.INJECTED
 
 
+@pytest.mark.slow
 def test_wrong_rotation_is_refused_with_the_reason(
     model_path: Path, tmp_path: Path, remember, monkeypatch: MonkeyPatch
 ) -> None:

@@ -25,17 +25,18 @@ Written by `make reliability` from what its tests recorded; do not edit.
 
 Each cell is a test: something is broken on purpose under a real vLLM with SmolLM2, a question is
 asked, and what comes back is compared with the plain prompt's answer and with the exact injected
-one. After each, no block and no pin may be left over, and the engine must inject as before.
-**Answered exactly** means that the whole memory came from stored KV; **answered as text** that at
-least some of it was computed instead, with the same answer; **clear error** that the call raised
-one of the package's errors, and the server or the store went on.
+one. After a fault of the server, of its store or of the network, no block and no pin may be left
+over, and the engine must inject as before. **Answered exactly** means that the whole memory came
+from stored KV; **answered as text** that at least some of it was computed instead, with the same
+answer (where recall itself is broken: that the question was answered without memory); **clear
+error** that the call raised one of the package's errors, and the server or the store went on.
 
 """
 
 FIELD = """
 ## Faults met in the field
 
-`pytest -m field_fault` runs them; the numbers stand in the tests' marks.
+`make field-faults` runs them, in both environments; the numbers stand in the tests' marks.
 
 """
 
@@ -84,14 +85,18 @@ def field_tests() -> dict[int, set[str]]:
 
 def load_section(record: dict[str, Any]) -> str:
     tally, settled = record["tally"], record["settled"]
+    # The first facts are told before the clock starts, and count as additions.
+    others = sum(tally[name] for name in ("answers", "updates", "deletes"))
+    added = tally["requests"] - others
     figures = {
         "requests": tally["requests"],
         "of these: questions, additions, changes, deletions": ", ".join(
-            str(tally[name]) for name in ("answers", "adds", "updates", "deletes")
+            str(n) for n in (tally["answers"], added, tally["updates"], tally["deletes"])
         ),
+        "facts told before": tally["adds"] - added,
         "seconds": tally["seconds"],
         "answers with injected memory": tally["injected"] + tally["partly"],
-        "answers whose facts had no KV yet, served as text": tally["text"],
+        "answers as text: their facts had no KV yet, or it did not come in time": tally["text"],
         "prompt tokens, and of these injected": (
             f"{tally['prompt_tokens']}, {tally['injected_tokens']}"
         ),

@@ -351,3 +351,26 @@ def test_two_encoders_on_one_store_do_the_work_once(tmp_path, store, add, engine
     assert len(engine.encodes) == 6, "five batches, one of them by both"
     assert ours.is_done()
     reopened.close()
+
+
+def test_kv_that_cannot_be_dropped_now_does_not_hold_up_encoding(
+    store, add, engine, make_encoder, monkeypatch, caplog
+):
+    (gone,) = add(1)
+    encoder = make_encoder()
+    encoder.drain()
+    store.delete(gone.id, ALICE)
+    queued = store.forget_queue()
+
+    def refuse(keys):
+        raise EngineError("1 of 1 segments could not be removed from every tier")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(engine, "forget", refuse)
+        (new,) = add(1, texts=["Something new"])
+        assert encoder.run_once().encoded == 1
+        assert store.forget_queue() == queued
+        assert "could not be removed" in caplog.text
+    encoder.run_once()
+    assert store.forget_queue() == []
+    assert new.id in records(store, encoder, [new])

@@ -75,6 +75,7 @@ def test_the_notebook_was_run_to_its_end():
 
 
 @pytest.mark.engine
+@pytest.mark.slow
 def test_notebook(env, tmp_path):
     """Its own assertions hold."""
     import nbformat

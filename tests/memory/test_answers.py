@@ -203,3 +203,23 @@ def test_hints_that_are_lost_cost_nothing(make_memory, server):
     assert memory.wait_encoded(timeout=20)
     memory.engine._controls.close()
     assert memory.answer("What do cats like?", user_id="ada").report.injected_tokens > 0
+
+
+# -- why as text ---------------------------------------------------------------------------
+
+
+def test_the_report_says_that_nothing_is_encoded_yet(memory):
+    memory.add("My dog is called Pepper", user_id="alice")
+    report = memory.answer("my dog?", user_id="alice").report
+    assert (report.status, report.reason) == (InjectionStatus.TEXT, "not encoded yet")
+
+
+def test_the_report_says_why_the_engine_does_not_inject(alice, engine):
+    engine._can_inject = False
+    report = alice.answer("my dog?", user_id="alice").report
+    assert report.status is InjectionStatus.TEXT
+    assert "can_inject=False" in report.reason
+
+
+def test_text_that_was_asked_for_needs_no_reason(alice):
+    assert alice.answer("my dog?", user_id="alice", inject=False).report.reason == ""

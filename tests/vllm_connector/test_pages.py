@@ -111,6 +111,15 @@ def test_every_form_of_cache_is_found(form: str) -> None:
         assert (values.data_ptr(), values.stride()) == (own_values.data_ptr(), own_values.stride())
 
 
+def test_a_cache_that_is_not_contiguous_is_found_as_well() -> None:
+    stack = stack_of("heads first")
+    for module in stack.modules:
+        wider = torch.zeros(PAGES, 5, PAGE, 32, dtype=torch.bfloat16)
+        module.kv_cache = wider[:, :4]
+
+    assert paged_cache(stack) is not None
+
+
 @pytest.mark.parametrize(
     "stack",
     [

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Literal, TypeAlias
 
 from inferscale_sdk.bench.quality.dataset import Conversation, Question
+from inferscale_sdk.facts.base import FACTS_FILE
 from inferscale_sdk.facts.sqlite import SQLiteFactStore
 from inferscale_sdk.ingest.relatives import IndexRelatives, Relatives
-from inferscale_sdk.recall.base import Embedder, RecallQuery
+from inferscale_sdk.recall.base import RECALL_FILE, Embedder, RecallQuery
 from inferscale_sdk.recall.hybrid import HybridRecall
 from inferscale_sdk.recall.sync import sync
 from inferscale_sdk.types import Fact, Namespace
@@ -36,10 +37,10 @@ class Material:
         folder.mkdir(parents=True, exist_ok=True)
         self.id = conversation.id
         self.owner = Namespace(user_id=conversation.id)
-        self.store = SQLiteFactStore(folder / "facts.db")
+        self.store = SQLiteFactStore(folder / FACTS_FILE)
         if not self.store.count(self.owner):
             self.store.add(conversation.facts, self.owner)
-        self.index = HybridRecall(folder / "recall.db", embedder)
+        self.index = HybridRecall(folder / RECALL_FILE, embedder)
         sync(self.store, self.index)
         found = self.store.find(self.owner)
         self.facts: tuple[Fact, ...] = tuple(sorted(found, key=lambda fact: fact.position))
