@@ -56,7 +56,8 @@ def worker(tmp_path: Path) -> Iterator[WorkerHalf]:
     identity: Any = SimpleNamespace(fingerprint="model", block_size=16)
     config = ConnectorConfig(disk_path=tmp_path)
     alone = SimpleNamespace(tensor_parallel_size=1, pipeline_parallel_size=1)
-    vllm_config: Any = SimpleNamespace(parallel_config=alone)
+    transfer = SimpleNamespace(engine_id="a server")
+    vllm_config: Any = SimpleNamespace(parallel_config=alone, kv_transfer_config=transfer)
     half = WorkerHalf(config, vllm_config, identity, rank=0, world_size=1)
     yield half
     half.close()
