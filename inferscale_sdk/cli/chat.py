@@ -17,7 +17,7 @@ from inferscale_sdk.cli.options import (
     User,
 )
 from inferscale_sdk.cli.output import err, working
-from inferscale_sdk.cli.values import COUNT, model_to_load, whole
+from inferscale_sdk.cli.values import COUNT, MODEL_TO_LOAD, whole
 from inferscale_sdk.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -34,8 +34,7 @@ def chat(
         typer.Option(
             help="Model to start when no server is named.",
             show_default="bundled",
-            parser=model_to_load,
-            metavar="MODEL",
+            **MODEL_TO_LOAD,
         ),
     ] = None,
     engine: EngineKind = EngineChoice.VLLM,

@@ -8,7 +8,7 @@ import typer
 
 from inferscale_sdk.cli.options import BaseUrl, EngineChoice, EngineKind, Json
 from inferscale_sdk.cli.output import out, print_json, working
-from inferscale_sdk.cli.values import model_to_load
+from inferscale_sdk.cli.values import MODEL_TO_LOAD
 
 if TYPE_CHECKING:
     from inferscale_sdk.cli.checks import Check
@@ -24,8 +24,7 @@ def doctor(
             "--model",
             "--launch",
             help="Start this model (a folder, or 'bundled') and examine it.",
-            parser=model_to_load,
-            metavar="MODEL",
+            **MODEL_TO_LOAD,
         ),
     ] = None,
     engine: EngineKind = EngineChoice.VLLM,

@@ -9,10 +9,10 @@ from typing import Annotated
 import typer
 
 from inferscale_sdk.cli.values import (
+    MODEL_TO_LOAD,
     existing_memory,
     folder_to_make,
     http_address,
-    model_to_load,
     whole,
 )
 
@@ -82,12 +82,7 @@ BaseUrl = Annotated[
 ]
 Model = Annotated[
     str | None,
-    typer.Option(
-        help="A model's folder or name.",
-        show_default="bundled SmolLM2",
-        parser=model_to_load,
-        metavar="MODEL",
-    ),
+    typer.Option(help="A model's folder or name.", show_default="bundled SmolLM2", **MODEL_TO_LOAD),
 ]
 Seed = Annotated[
     int, typer.Option(help="Of everything drawn at random.", **whole(0, 4_294_967_295))

@@ -13,8 +13,8 @@ from inferscale_sdk.cli.output import err, print_json
 from inferscale_sdk.cli.values import (
     COUNT,
     LONG_COUNT,
+    MODEL_TO_LOAD,
     folder_to_make,
-    model_to_load,
     number,
     remote_address,
     remote_address_in,
@@ -44,9 +44,7 @@ class _Eviction(StrEnum):
 def serve(
     model: Annotated[
         str,
-        typer.Argument(
-            help="A model folder or name, or 'bundled'.", parser=model_to_load, metavar="MODEL"
-        ),
+        typer.Argument(help="A model folder or name, or 'bundled'.", **MODEL_TO_LOAD),
     ],
     extra: Annotated[
         list[str] | None, typer.Argument(help="Further vLLM arguments, after --.")

@@ -21,12 +21,12 @@ from inferscale_sdk.facts.base import FACTS_FILE
 __all__ = [
     "COUNT",
     "LONG_COUNT",
+    "MODEL_TO_LOAD",
     "existing_folder",
     "existing_memory",
     "folder_to_make",
     "http_address",
     "integers",
-    "model_to_load",
     "number",
     "remote_address",
     "remote_address_in",
@@ -147,6 +147,10 @@ def model_to_load(text: Any) -> str:
         f"{_shown(name)} does not exist; give a model's folder, a name that a model hub knows, or "
         "bundled"
     )
+
+
+MODEL_TO_LOAD: dict[str, Any] = {"parser": model_to_load, "metavar": "MODEL"}
+"""What ``typer.Option`` and ``typer.Argument`` need for a model."""
 
 
 def existing_memory(text: Any) -> Path:

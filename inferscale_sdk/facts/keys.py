@@ -77,9 +77,9 @@ def forget_noted(connection: sqlite3.Connection, keys: Sequence[str]) -> None:
 def note_dropped(connection: sqlite3.Connection, keys: Sequence[str]) -> None:
     """A server has dropped these keys."""
     now = now_us()
-    connection.executemany(
-        "INSERT OR REPLACE INTO dropped (key, dropped_us) VALUES (?, ?)",
-        [(key, now) for key in keys],
+    connection.execute(
+        "INSERT OR REPLACE INTO dropped (key, dropped_us) SELECT value, ? FROM json_each(?)",
+        (now, as_ids(keys, "keys")),
     )
     connection.execute("DELETE FROM dropped WHERE dropped_us < ?", (now - _KEPT_US,))
 
@@ -87,10 +87,10 @@ def note_dropped(connection: sqlite3.Connection, keys: Sequence[str]) -> None:
 def dropped(connection: sqlite3.Connection, limit: int) -> list[str]:
     """See ``FactStore.dropped_keys``."""
     rows = connection.execute(
-        "SELECT key FROM dropped"
-        " WHERE NOT EXISTS (SELECT 1 FROM encoding WHERE encoding.key = dropped.key)"
+        "SELECT key FROM dropped WHERE dropped_us >= ?"
+        " AND NOT EXISTS (SELECT 1 FROM encoding WHERE encoding.key = dropped.key)"
         " ORDER BY dropped_us DESC, key LIMIT ?",
-        (check_count(limit, "limit"),),
+        (now_us() - _KEPT_US, check_count(limit, "limit")),
     )
     return [row[0] for row in rows]
 

@@ -162,6 +162,8 @@ _DROPPED = Migration(
             key TEXT PRIMARY KEY,
             dropped_us INTEGER NOT NULL
         ) WITHOUT ROWID""",
+        # What is older than 30 days goes with every deletion, which must not read them all.
+        "CREATE INDEX dropped_when ON dropped (dropped_us)",
     ),
 )
 

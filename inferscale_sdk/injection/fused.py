@@ -20,7 +20,7 @@ import torch
 
 from inferscale_sdk.rope.rotate import rotate_into
 
-__all__ = ["Kernel", "fits", "turning_kernel"]
+__all__ = ["Kernel", "fits", "moved_tokens", "turning_kernel"]
 
 log = logging.getLogger(__name__)
 
@@ -33,6 +33,14 @@ def fits(data: torch.Tensor, *, interleaved: bool) -> bool:
     """Whether the kernel can turn the keys of ``data``."""
     plain = data.device.type == "cpu" and data.dtype is torch.bfloat16
     return plain and not interleaved and data.is_contiguous()
+
+
+def moved_tokens(cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """Which tokens are turned at all: bool [token].
+
+    The others keep their bits: -0.0 * 1 - y * 0 may be +0.0.
+    """
+    return ((sin != 0) | (cos != 1)).any(dim=1)
 
 
 @cache
@@ -61,13 +69,11 @@ def _compiled() -> Kernel:
     def kernel(data: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:
         layer, kv, token, kv_head, head_dim = data.shape
         width = kv_head * head_dim
-        # Tokens that stay keep their bits: -0.0 * 1 - y * 0 may be +0.0.
-        still = ((sin == 0) & (cos == 1)).all(dim=1)
         turn_keys(
             data.view(torch.uint16).view(layer, kv, token, width).numpy(),
             cos.contiguous().numpy(),
             sin.contiguous().numpy(),
-            (~still).nonzero().flatten().numpy(),
+            moved_tokens(cos, sin).nonzero().flatten().numpy(),
             head_dim,
             np.empty(width, np.float32),
         )

@@ -16,6 +16,7 @@ from typing import Self
 import numpy as np
 import torch
 
+from inferscale_sdk.injection.fused import moved_tokens
 from inferscale_sdk.injection.paged import PagedCache, PageWriter, TokenTable, WriterFactory
 from inferscale_sdk.injection.pieces import LayerTables, one_thread
 
@@ -60,7 +61,7 @@ def _unsuited(cache: PagedCache, tables: LayerTables) -> str:
 
 
 class HostPageWriter(PageWriter):
-    """One pass for all layers of one rotation.
+    """One pass for all layers of one rotation. Used by one thread.
 
     Args:
         cache: Where to, in host memory: keys by channel, values by token.
@@ -111,8 +112,7 @@ class HostPageWriter(PageWriter):
             moved = torch.zeros(len(slot), dtype=torch.bool)
             if table is not None:
                 cos, sin = table.moves(old, new)
-                # Tokens that stay keep their bits: -0.0 * 1 - y * 0 may be +0.0.
-                moved = ((sin != 0) | (cos != 1)).any(dim=1)
+                moved = moved_tokens(cos, sin)
             self._kernel(
                 source.numpy(),
                 plane.numpy(),

@@ -200,7 +200,7 @@ def _server(keys: list[str], states: dict[str, KeyState], engine: Engine | None)
         )
     try:
         info = engine.info()
-        if not (info.can_inject or info.fingerprint) and keys:
+        if keys and not info.fingerprint:
             return Place(name, checked=False, note=info.reason)
         found = engine.locate(keys)
     except EngineError as error:

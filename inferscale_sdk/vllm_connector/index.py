@@ -102,15 +102,15 @@ class SegmentIndex:
         if len(votes) < self.world_size:
             return None
         del self._votes[ballot]
+        is_old = item.key in self._forgetting
         if isinstance(item, Staged):
             self._fetching.discard(item.key)
+            is_old = is_old or item.key in self._outdated
+            self._outdated.discard(item.key)
         reason = next((vote.reason for vote in votes if vote.reason), Reason.OK)
-        outdated = isinstance(item, Staged) and item.key in self._outdated
-        if not reason and (item.key in self._forgetting or outdated):
+        if not reason and is_old:
             # It is older than the deletion: what comes after waits until that is over.
             reason = Reason.INCOMPLETE if isinstance(item, Captured) else Reason.MISSING
-        if isinstance(item, Staged):
-            self._outdated.discard(item.key)
         if not reason and any(vote.token_digest != item.token_digest for vote in votes):
             reason = Reason.TOKEN_MISMATCH
         if not reason:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from inferscale_sdk.injection.paged import PagedCache, PageWriter, find_writer
+from inferscale_sdk.injection.paged import PagedCache, PageWriter, by_channel, find_writer
 from inferscale_sdk.injection.pieces import LayerTables, Piece, gather
 from inferscale_sdk.kv.segment import Segment
 
@@ -78,7 +78,7 @@ def _forms(cache: Any, stack: LayerStack) -> Iterator[tuple[torch.Tensor, torch.
         # [page, kv_head, slot, key and value], and the same with slots before heads
         forms += [(view[..., :dim], view[..., dim:]) for view in (cache.transpose(1, 2), cache)]
         if cache.is_contiguous():
-            forms.append(_by_channel(cache, dim))
+            forms.append(by_channel(cache))
     if cache.ndim == 5:
         # [kv, page, slot, kv_head, head_dim], and the same with pages before kv
         forms += [cache.unbind(kv) for kv in (0, 1) if cache.shape[kv] == 2]
@@ -87,18 +87,6 @@ def _forms(cache: Any, stack: LayerStack) -> Iterator[tuple[torch.Tensor, torch.
         fits = rest == [heads, dim] and stack.block_size % slots == 0
         if fits and pages * slots > _PROOF_TOKENS:
             yield keys, values
-
-
-def _by_channel(cache: torch.Tensor, dim: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """A cache of which each page and head has all keys, by channel, and then all values.
-
-    So does vLLM's attention on a CPU, except with AMX.
-    """
-    pages, heads, slots, _ = cache.shape
-    halves = cache.view(pages, heads, 2, slots * dim)
-    keys = halves[:, :, 0].view(pages, heads, dim, slots).permute(0, 3, 1, 2)
-    values = halves[:, :, 1].view(pages, heads, slots, dim).transpose(1, 2)
-    return keys, values
 
 
 def _shows_what_is_written(

@@ -2,8 +2,8 @@
 
 No model and no server take part: segments of random numbers in the shape of a model are turned to
 random places and written into random pages, as the connector does it; on a CPU into caches of the
-form that vLLM has there. The measure is a copy of as
-many bytes from one tensor to another; nothing that reads and writes each byte once is faster.
+form that vLLM has there. The measure is a copy of as many bytes from one tensor to another; nothing
+that reads and writes each byte once is faster.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from inferscale_sdk.bench.speed.spread import Spread
 from inferscale_sdk.bench.speed.tables import WAY_NAMES
 from inferscale_sdk.bench.speed.timing import collector_paused
 from inferscale_sdk.errors import ConfigurationError
-from inferscale_sdk.injection.paged import PagedCache, PageWriter, find_writer
+from inferscale_sdk.injection.paged import PagedCache, PageWriter, by_channel, find_writer
 from inferscale_sdk.injection.pieces import Piece, gather
 from inferscale_sdk.kv.layout import SegmentLayout
 from inferscale_sdk.kv.rows import Lent, Rows
@@ -137,21 +137,17 @@ class _Bed:
         self._pinned = torch.empty(shape, dtype=self._dtype, pin_memory=on_gpu).flatten()
 
     def _paged(self, pages: int) -> PagedCache:
-        """As vLLM's backends have it: on a CPU keys by channel, before the values of their page."""
+        """As vLLM's backends have it."""
         heads, dim, page = self._options.kv_heads, self._options.head_dim, self._page
-        keys, values = [], []
-        for _ in range(self._options.layers):
-            if self._options.device == "cpu":
-                made = torch.zeros((pages, heads, 2, page * dim), dtype=self._dtype)
-                by_channel = made[:, :, 0].view(pages, heads, dim, page)
-                keys.append(by_channel.permute(0, 3, 1, 2))
-                values.append(made[:, :, 1].view(pages, heads, page, dim).transpose(1, 2))
-            else:
-                shape = (pages, page, heads, 2 * dim)
-                made = torch.zeros(shape, dtype=self._dtype, device=self._device)
-                keys.append(made[..., :dim])
-                values.append(made[..., dim:])
-        return PagedCache(tuple(keys), tuple(values))
+        on_cpu = self._options.device == "cpu"
+        shape = (pages, heads, page, 2 * dim) if on_cpu else (pages, page, heads, 2 * dim)
+        made = [
+            torch.zeros(shape, dtype=self._dtype, device=self._device)
+            for _ in range(self._options.layers)
+        ]
+        views = [by_channel(t) if on_cpu else (t[..., :dim], t[..., dim:]) for t in made]
+        keys, values = zip(*views, strict=True)
+        return PagedCache(keys, values)
 
     def _in_host_memory(self) -> dict[str, Lent]:
         return {
