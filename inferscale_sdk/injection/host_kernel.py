@@ -9,9 +9,22 @@ import numpy as np
 from numba import carray, njit, types
 from numba.extending import overload
 
-from inferscale_sdk.injection.simd import LANES, fma, pointer, transpose
+from inferscale_sdk.injection.simd import (
+    LANES,
+    LINE,
+    copy_line,
+    fma,
+    pointer,
+    prefetch,
+    prefetch_to_write,
+    transpose,
+    turn_and_transpose,
+)
 
 __all__ = ["turn_keys", "write_columns"]
+
+
+_AHEAD = 10  # so many rows are asked for before they are copied
 
 
 def _kept(function: Callable[..., Any]) -> Any:
@@ -70,83 +83,120 @@ def _turn_keys(data: Any, cos: Any, sin: Any, moved: Any, head_dim: int, real: A
 
 
 @njit(nogil=True)  # type: ignore[untyped-decorator]
-def _read_row(
-    row: Any, begin: int, plane: int, moved: Any, cos: Any, sin: Any, real: Any,
-    target: int, head_dim: int, head_step: int,
+def _address(array: Any) -> Any:
+    # Signed: an unsigned number and a signed one make a float.
+    return np.int64(array.ctypes.data)
+
+
+@njit(nogil=True)  # type: ignore[untyped-decorator]
+def _write_keys(
+    like: Any, rows: Any, cos: Any, sin: Any, moved: Any, half: int, target: int,
+    n_heads: int, head_dim: int, head_step: int, channel_step: int,
 ) -> None:  # fmt: skip
-    # One token of a layer: its keys, turned, into row; its values to their place.
-    width = len(row)
-    stored = carray(pointer(row, begin), (width,))
-    if moved:
-        _turn(stored, row, head_dim, cos, sin, real)
-    else:
-        for i in range(width):
-            row[i] = stored[i]
-    stored = carray(pointer(row, begin + plane), (width,))
-    for head in range(width // head_dim):
-        placed = carray(pointer(row, target + head * head_step), (head_dim,))
-        part = stored[head * head_dim : (head + 1) * head_dim]
-        for i in range(head_dim):
-            placed[i] = part[i]
+    # At least LANES tokens whose slots lie side by side. Their channels become rows.
+    n, size = len(rows), like.itemsize
+    rows_at, moved_at = _address(rows), _address(moved)
+    cos_at, sin_at = _address(cos), _address(sin)
+    for head in range(n_heads):
+        for channel in range(0, head_dim, LANES):
+            if half <= channel < 2 * half:  # turned together with the first half
+                continue
+            offset = (head * head_dim + channel) * size
+            placed = target + head * head_step + channel * channel_step
+            t = 0
+            while t < n:
+                t = min(t, n - LANES)  # the last ones may be written twice
+                if t * size % LINE == 0:
+                    ahead = placed + t * size + LANES * channel_step
+                    for i in range(LANES):
+                        prefetch_to_write(ahead + i * channel_step)
+                        prefetch_to_write(ahead + (half + i) * channel_step)
+                if channel < half:
+                    turn_and_transpose(
+                        like, rows_at + t * 8, offset, placed + t * size, channel_step,
+                        half, cos_at + t * 8, sin_at + t * 8, channel * 4, moved_at + t,
+                    )  # fmt: skip
+                else:
+                    transpose(like, rows_at + t * 8, offset, placed + t * size, channel_step)
+                t += LANES
 
 
 @njit(nogil=True)  # type: ignore[untyped-decorator]
 def _write_run(
-    rows: Any, start: int, run: int, channel: int, head_dim: int, target: int, step: int
+    like: Any, rows: Any, cos: Any, sin: Any, moved: Any, half: int, target: int,
+    n_heads: int, head_dim: int, head_step: int, channel_step: int,
+) -> None:  # fmt: skip
+    # Any number of such tokens. Few are written elsewhere first, the last one repeated.
+    n = len(rows)
+    if n >= LANES:
+        _write_keys(
+            like, rows, cos, sin, moved, half, target,
+            n_heads, head_dim, head_step, channel_step,
+        )  # fmt: skip
+        return
+    last = np.minimum(np.arange(LANES), n - 1)
+    channels = np.empty((n_heads, head_dim, LANES), like.dtype)
+    _write_keys(
+        like, rows[last], cos[last], sin[last], moved[last], half, _address(channels),
+        n_heads, head_dim, channels.strides[0], channels.strides[1],
+    )  # fmt: skip
+    for head in range(n_heads):
+        for channel in range(head_dim):
+            at = target + head * head_step + channel * channel_step
+            carray(pointer(like, at), (n,))[:] = channels[head, channel, :n]
+
+
+@njit(nogil=True)  # type: ignore[untyped-decorator]
+def _write_values(
+    like: Any, source: int, target: int, n_heads: int, head_dim: int, head_step: int
 ) -> None:
-    # Tokens whose slots lie side by side: from channel on, head_dim columns of rows
-    # [token, channel] become rows, step bytes apart.
-    size = rows.itemsize
-    width = rows.shape[1] * size
-    source = rows.ctypes.data + start * width + channel * size
-    for i in range(0, head_dim, LANES):
-        begin = source + i * size
-        end = target + i * step
-        if run >= LANES:
-            t = 0
-            while t < run:
-                t = min(t, run - LANES)  # the last ones may be written twice
-                transpose(rows, begin + t * width, width, end + t * size, step)
-                t += LANES
-        else:
-            for j in range(LANES):
-                column = carray(pointer(rows, end + j * step), (run,))
-                for t in range(run):
-                    column[t] = rows[start + t, channel + i + j]
+    nbytes = head_dim * like.itemsize
+    for head in range(n_heads):
+        begin, end = source + head * nbytes, target + head * head_step
+        for i in range(0, nbytes - LINE + 1, LINE):
+            copy_line(begin + i, end + i)
+        rest = nbytes % LINE
+        if rest:
+            done = nbytes - rest
+            n = rest // like.itemsize
+            stored = carray(pointer(like, begin + done), (n,))
+            carray(pointer(like, end + done), (n,))[:] = stored
+
+
+@njit(nogil=True)  # type: ignore[untyped-decorator]
+def _prefetch_row(row: int, nbytes: int) -> None:
+    for i in range(0, nbytes, LINE):
+        prefetch(row + i)
 
 
 def _write_columns(
-    source: Any, plane: Any, key_at: Any, value_at: Any, moved: Any, cos: Any, sin: Any,
-    layers: Any, keys: Any, values: Any, rows: Any, head_dim: int,
-    key_head: int, value_head: int, key_channel: int,
+    like: Any, source: Any, plane: Any, key_at: Any, value_at: Any, runs: Any,
+    cos: Any, sin: Any, moved: Any, layers: Any, keys: Any, values: Any,
+    n_heads: int, head_dim: int, key_head: int, value_head: int, key_channel: int,
 ) -> None:  # fmt: skip
-    n_tokens = len(source)
-    tile, width = rows.shape
-    real = np.empty(width, np.float32)
+    half = cos.shape[1]
+    row_bytes = n_heads * head_dim * like.itemsize
+    cos_at = _address(cos) + np.arange(len(cos)) * cos.strides[0]
+    sin_at = _address(sin) + np.arange(len(sin)) * sin.strides[0]
     for layer in layers:
-        for first in range(0, n_tokens, tile):
-            count = min(tile, n_tokens - first)
-            for u in range(count):
-                t = first + u
-                begin = source[t] + 2 * layer * plane[t]
-                target = values[layer] + value_at[t]
-                _read_row(
-                    rows[u], begin, plane[t], moved[t], cos[t], sin[t], real,
-                    target, head_dim, value_head,
+        rows = source + 2 * layer * plane
+        for i in range(len(runs) - 1):
+            first, last = runs[i], runs[i + 1]
+            # Segments are too short for a processor to foresee what is read next.
+            for t in range(first, last):
+                _prefetch_row(rows[t], row_bytes)
+            target = keys[layer] + key_at[first]
+            _write_run(
+                like, rows[first:last], cos_at[first:last], sin_at[first:last], moved[first:last],
+                half, target, n_heads, head_dim, key_head, key_channel,
+            )  # fmt: skip
+            for t in range(first, last):
+                ahead = min(t + _AHEAD, last - 1)
+                _prefetch_row(rows[ahead] + plane[ahead], row_bytes)
+                _write_values(
+                    like, rows[t] + plane[t], values[layer] + value_at[t],
+                    n_heads, head_dim, value_head,
                 )  # fmt: skip
-            start = 0
-            while start < count:
-                begin = key_at[first + start]
-                run = 1
-                while (
-                    start + run < count
-                    and key_at[first + start + run] == begin + run * rows.itemsize
-                ):
-                    run += 1
-                for head in range(width // head_dim):
-                    target = keys[layer] + begin + head * key_head
-                    _write_run(rows, start, run, head * head_dim, head_dim, target, key_channel)
-                start += run
 
 
 turn_keys: Callable[..., None] = _kept(_turn_keys)
@@ -163,15 +213,16 @@ write_columns: Callable[..., None] = _kept(_write_columns)
 
 Addresses, places and steps are in bytes. Its arguments:
 
+- ``like``: an array of what the cache holds: float32, or uint16 for the bits of bfloat16;
 - ``source``, ``plane``: int64 [token], address of a token's keys in the first layer, and bytes from
   its keys to its values;
 - ``key_at``, ``value_at``: int64 [token], where a token goes within a layer's cache;
+- ``runs``: int64, the first token of each run of slots that lie side by side, and at the end the
+  number of tokens;
+- ``cos``, ``sin``: float32 [token, rotary_dim/2], the latter a multiple of :data:`LANES`;
 - ``moved``: bool [token], whether its keys are turned;
-- ``cos``, ``sin``: float32 [token, rotary_dim/2];
 - ``layers``: int64 [layer], which ones;
 - ``keys``, ``values``: int64 by layer, addresses of the caches;
-- ``rows``: room for as many tokens as are turned before they are written, [token, channel]:
-  float32, or uint16 for the bits of bfloat16;
-- ``head_dim``;
+- ``n_heads``; ``head_dim``, a multiple of :data:`LANES`;
 - ``key_head``, ``value_head``: from head to head; ``key_channel``: from channel to channel.
 """

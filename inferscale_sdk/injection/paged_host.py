@@ -1,8 +1,8 @@
 """Pages written in one pass over memory, on a CPU.
 
-vLLM's attention on a CPU keeps keys by channel: the slots of a page lie side by side. So a tile of
-tokens is turned row by row, and then written column by column, eight by eight in registers. One
-thread does it, as in :mod:`inferscale_sdk.injection.fused` and for the same reason.
+vLLM's attention on a CPU keeps keys by channel: the slots of a page lie side by side. So keys are
+turned and transposed in registers, eight tokens by eight channels. One thread does it, as in
+:mod:`inferscale_sdk.injection.fused` and for the same reason.
 
 numba compiles it; vLLM depends on numba.
 """
@@ -23,8 +23,6 @@ from inferscale_sdk.injection.pieces import LayerTables, one_thread
 __all__ = ["HostPageWriter", "host_writer"]
 
 log = logging.getLogger(__name__)
-
-_TILE_BYTES = 1 << 15  # as much as is turned before it is written
 
 
 def host_writer() -> WriterFactory | None:
@@ -55,8 +53,11 @@ def _unsuited(cache: PagedCache, tables: LayerTables) -> str:
         return f"keys with strides {keys.stride()}, values with strides {values.stride()}"
     if keys.shape[3] % LANES:
         return f"{keys.shape[3]} channels"
-    if any(table is not None and table.spec.interleaved for table in tables):
+    shown = [table for table in tables if table is not None]
+    if any(table.spec.interleaved for table in shown):
         return "interleaved channels"
+    if uneven := [half for table in shown if (half := table.spec.rotary_dim // 2) % LANES]:
+        return f"{uneven[0]} pairs of channels that turn"
     return ""
 
 
@@ -75,16 +76,12 @@ class HostPageWriter(PageWriter):
     def __init__(self, cache: PagedCache, tables: LayerTables) -> None:
         super().__init__(cache, tables)
         from inferscale_sdk.injection.host_kernel import write_columns
-        from inferscale_sdk.injection.simd import LANES
 
         if why := _unsuited(cache, tables):
             raise ValueError(f"no kernel for {why}")
         self._kernel = write_columns
-        width = self._layout.n_kv_heads * self._layout.head_dim
-        fit = _TILE_BYTES // (width * self._layout.dtype.itemsize)
-        shape = max(LANES, fit // LANES * LANES), width
         bits = np.uint16 if self._layout.dtype is torch.bfloat16 else np.float32
-        self._rows = np.empty(shape, bits)
+        self._like = np.empty(0, bits)
         self._bases = [
             np.array([tensor.data_ptr() for tensor in tensors], np.int64)
             for tensors in (cache.keys, cache.values)
@@ -105,6 +102,9 @@ class HostPageWriter(PageWriter):
         for tensor in (self._cache.keys[0], self._cache.values[0]):
             places.append(((page * tensor.stride(0) + offset * tensor.stride(1)) * size).numpy())
             heads.append(tensor.stride(2) * size)
+        # Where slots no longer lie side by side.
+        breaks = np.flatnonzero(np.diff(places[0]) != size) + 1
+        runs = np.concatenate(([0], breaks, [len(slot)]))
         start = 0
         for table, same in groupby(self._tables):
             stop = start + len(list(same))
@@ -114,15 +114,17 @@ class HostPageWriter(PageWriter):
                 cos, sin = table.moves(old, new)
                 moved = moved_tokens(cos, sin)
             self._kernel(
+                self._like,
                 source.numpy(),
                 plane.numpy(),
                 *places,
-                moved.numpy(),
+                runs,
                 cos.contiguous().numpy(),
                 sin.contiguous().numpy(),
+                moved.numpy(),
                 np.arange(start, stop),
                 *self._bases,
-                self._rows,
+                self._layout.n_kv_heads,
                 self._layout.head_dim,
                 *heads,
                 self._cache.keys[0].stride(3) * size,
