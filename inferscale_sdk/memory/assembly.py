@@ -20,6 +20,7 @@ from inferscale_sdk.memory.serving import Serving
 from inferscale_sdk.memory.values import MemoryStats
 from inferscale_sdk.prompt.frame import Frame
 from inferscale_sdk.prompt.handles import HandleMinter
+from inferscale_sdk.prompt.order import FactOrder
 from inferscale_sdk.recall.base import RECALL_FILE, Embedder, RecallIndex
 from inferscale_sdk.types import Namespace
 
@@ -44,6 +45,7 @@ class Assembly:
         background: Whether to index and encode in threads.
         orphan_check_seconds: See :class:`Memory`.
         live_facts: See :class:`Preparer`.
+        order: See :class:`Preparer`.
         prefetch: See :class:`Preparer`.
 
     Raises:
@@ -65,6 +67,7 @@ class Assembly:
         background: bool,
         orphan_check_seconds: float = 0.0,
         live_facts: int = 0,
+        order: FactOrder = "best-last",
         prefetch: bool = False,
     ) -> None:
         if on_error not in ("text", "raise"):
@@ -99,6 +102,7 @@ class Assembly:
                 background=background,
                 orphan_check_seconds=orphan_check_seconds,
                 live_facts=live_facts,
+                order=order,
                 prefetch=prefetch,
             )
             if engine is not None

@@ -17,6 +17,7 @@ from inferscale_sdk.memory.values import MemoryStats
 from inferscale_sdk.memory.verbs import DEFAULT_TOP_K
 from inferscale_sdk.memory.write_verbs import WriteVerbs
 from inferscale_sdk.prompt.frame import DEFAULT_FRAME, Frame
+from inferscale_sdk.prompt.order import FactOrder, check_order
 from inferscale_sdk.recall.base import Embedder, RecallIndex
 from inferscale_sdk.sqlite.clauses import check_count
 from inferscale_sdk.types import Namespace
@@ -45,6 +46,9 @@ class Memory(WriteVerbs, FindVerbs, AnswerVerbs):
             ten before it.
         live_facts: So many of the best facts stay prompt text behind the injected ones: they are
             computed with every request and see all the others. A dial between quality and time.
+        order: In which facts stand in a prompt: ``best-last``, which serves most models best,
+            ``best-first``, ``time`` or ``session``; see
+            :data:`~inferscale_sdk.prompt.order.FactOrder`.
         prefetch: Tell the server which segments come while the prompt is still being made, so
             that it starts to read those that lie on disk or remote. One small request more for
             each question; worth it where memory does not hold what is asked for.
@@ -82,6 +86,7 @@ class Memory(WriteVerbs, FindVerbs, AnswerVerbs):
         max_fact_chars: int = DEFAULT_MAX_FACT_CHARS,
         max_facts: int | None = None,
         live_facts: int = 0,
+        order: FactOrder = "best-last",
         prefetch: bool = False,
         orphan_check_seconds: float | None = None,
     ) -> None:
@@ -103,6 +108,7 @@ class Memory(WriteVerbs, FindVerbs, AnswerVerbs):
             background=background,
             orphan_check_seconds=orphan_check_seconds,
             live_facts=check_count(live_facts, "live_facts"),
+            order=check_order(order),
             prefetch=prefetch,
         )
 

@@ -26,6 +26,7 @@ from inferscale_sdk.facts.base import EncodingRecord, FactStore
 from inferscale_sdk.memory.tracing import span
 from inferscale_sdk.memory.values import PlanRequest, PreparedPlan
 from inferscale_sdk.prompt.base import PromptPlan
+from inferscale_sdk.prompt.order import FactOrder
 from inferscale_sdk.prompt.plan import Planner
 from inferscale_sdk.types import ScoredFact
 
@@ -50,6 +51,7 @@ class Preparer:
         window_name: Name of the window strategy, part of the encoding profile.
         on_error: ``text`` goes on with less memory, ``raise`` raises.
         live_facts: So many of the best facts stay text behind the injected ones.
+        order: In which facts stand in the prompt.
         prefetch: Whether to tell the engine which segments come as soon as recall has decided.
     """
 
@@ -62,9 +64,11 @@ class Preparer:
         *,
         on_error: OnError,
         live_facts: int = 0,
+        order: FactOrder = "best-last",
         prefetch: bool = False,
     ) -> None:
         self._live_facts = live_facts
+        self._order = order
         self._prefetch = prefetch
         self._store = store
         self._engine = engine
@@ -199,7 +203,6 @@ class Preparer:
     ) -> PromptPlan:
         return self._planner().plan(
             request.messages,
-            # Best last: what stands nearest to the question is used best.
             facts=[s.fact for s in reversed(scored)],
             encodings=records,
             scope=request.scope,
@@ -210,6 +213,7 @@ class Preparer:
             tools=request.tools,
             template_kwargs=request.template_kwargs,
             overflow="raise" if self._on_error == "raise" else "drop_facts",
+            order=self._order,
             seq=seq,
         )
 

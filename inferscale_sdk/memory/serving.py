@@ -21,6 +21,7 @@ from inferscale_sdk.memory.sending import Sender
 from inferscale_sdk.memory.values import MemoryStats
 from inferscale_sdk.prompt.base import EncodePlan
 from inferscale_sdk.prompt.frame import Frame
+from inferscale_sdk.prompt.order import FactOrder
 from inferscale_sdk.prompt.plan import Planner
 from inferscale_sdk.types import Fact, Message, Namespace
 
@@ -43,6 +44,7 @@ class Serving:
         background: Whether to encode in a thread.
         orphan_check_seconds: How often the thread looks for orphans; 0 never.
         live_facts: See :class:`Preparer`.
+        order: See :class:`Preparer`.
         prefetch: See :class:`Preparer`.
     """
 
@@ -57,6 +59,7 @@ class Serving:
         background: bool,
         orphan_check_seconds: float = 0.0,
         live_facts: int = 0,
+        order: FactOrder = "best-last",
         prefetch: bool = False,
     ) -> None:
         self.store = store
@@ -78,6 +81,7 @@ class Serving:
             window.name,
             on_error=on_error,
             live_facts=live_facts,
+            order=order,
             prefetch=prefetch,
         )
         self.sender = Sender(store, engine, self.preparer, self.wake)

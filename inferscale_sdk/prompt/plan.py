@@ -26,6 +26,7 @@ from inferscale_sdk.prompt.cut import (
     whole_prompt,
 )
 from inferscale_sdk.prompt.frame import DEFAULT_FRAME, Frame
+from inferscale_sdk.prompt.order import FactOrder, arrange
 from inferscale_sdk.protocol import MAX_SEGMENTS, CaptureSpan, EncodeOp, salt_suffix
 from inferscale_sdk.types import Fact, Message, Namespace
 
@@ -92,11 +93,12 @@ class Planner:
         tools: Sequence[Mapping[str, Any]] | None = None,
         template_kwargs: Mapping[str, Any] | None = None,
         overflow: Overflow = "raise",
+        order: FactOrder = "best-last",
         seq: int = -1,
     ) -> PromptPlan:
         """Plan one request.
 
-        Facts that have KV come first, in the given order; the others follow as live text. With
+        Facts that have KV come first, in the wanted order; the others follow as live text. With
         ``inject=False`` the tokens are the same and nothing is injected.
 
         Args:
@@ -112,6 +114,7 @@ class Planner:
             template_kwargs: Further variables of the chat template.
             overflow: ``drop_facts`` leaves out the least relevant facts when the prompt is too
                 long and names them in the plan; ``raise`` refuses.
+            order: In which facts stand in the prompt.
             seq: ``FactStore.last_seq()`` at the time of recall.
 
         Raises:
@@ -139,7 +142,12 @@ class Planner:
             if lines:
                 _require_fit(_size(cut, lines), limit, max_model_len)
                 plan = self._framed(
-                    cut, chat, lines, secret=secret, fingerprint=fingerprint, inject=inject
+                    cut,
+                    chat,
+                    _arranged(lines, order),
+                    secret=secret,
+                    fingerprint=fingerprint,
+                    inject=inject,
                 )
                 return _with(plan, dropped=tuple(dropped), seq=seq)
         ids = whole_prompt(self.tokenizer, chat, tools=tools, template_kwargs=kwargs)
@@ -309,6 +317,11 @@ class Planner:
 def _last_of_each(facts: Sequence[Fact]) -> list[Fact]:
     last = {fact.id: i for i, fact in enumerate(facts)}
     return [fact for i, fact in enumerate(facts) if last[fact.id] == i]
+
+
+def _arranged(lines: Sequence[_Line], order: FactOrder) -> list[_Line]:
+    by_id = {line.fact.id: line for line in lines}
+    return [by_id[fact.id] for fact in arrange([line.fact for line in lines], order)]
 
 
 def _size(cut: CutPrompt, lines: Sequence[_Line]) -> int:

@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from inferscale_sdk.bench.quality.arms import arrange, parse_arm
+from inferscale_sdk.bench.quality.arms import parse_arm
 from inferscale_sdk.bench.quality.dataset import load_locomo
 from inferscale_sdk.bench.quality.material import ArrivalRelatives, Material
 from inferscale_sdk.bench.quality.report import summarise
@@ -56,15 +56,6 @@ def test_arrival_relatives_are_those_that_were_there(material):
     session = fact.metadata["session"]
     batch = ArrivalRelatives(material, same_session=True).nearest(fact, 5)
     assert all(f.metadata["session"] <= session for f in batch)
-
-
-def test_orders(material):
-    material, talk = material
-    best = material.recalled(talk.questions[0], 6, "natural")
-    assert arrange(best, "best-last") == best[::-1]
-    assert [f.position for f in arrange(best, "time")] == sorted(f.position for f in best)
-    by_session = arrange(best, "session")
-    assert by_session[-1].metadata["session"] == best[0].metadata["session"]
 
 
 @pytest.mark.parametrize(

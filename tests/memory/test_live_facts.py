@@ -27,3 +27,26 @@ def test_the_best_facts_stay_text_and_the_tokens_stay_the_same(make, engine, lif
 def test_bad_numbers_are_refused(make, live):
     with pytest.raises(ConfigurationError, match="live_facts"):
         make(live_facts=live)
+
+
+@pytest.mark.parametrize("order", ["best-last", "best-first", "time"])
+def test_injected_and_live_facts_each_stand_in_the_wanted_order(make, engine, life, order):
+    memory = make(live_facts=2, order=order)
+    memory.add(life, user_id="alice")
+    assert memory.wait_encoded(10.0)
+    answer = memory.answer("What is my dog called?", user_id="alice", top_k=5)
+    best_first = [scored.fact for scored in answer.facts]
+    live, injected = best_first[:2], best_first[2:]
+    for facts in (live, injected):
+        if order == "best-last":
+            facts.reverse()
+        elif order == "time":
+            facts.sort(key=lambda fact: fact.position)
+    plan = engine.prompts[-1]
+    assert plan.live_fact_ids == tuple(fact.id for fact in live)
+    assert [s.fact_id for s in plan.segments if s.kind == "fact"] == [f.id for f in injected]
+
+
+def test_an_unknown_order_is_refused(make):
+    with pytest.raises(ConfigurationError, match="order='worst' must be one of"):
+        make(order="worst")

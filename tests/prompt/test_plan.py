@@ -405,6 +405,23 @@ def test_the_least_relevant_facts_go_first(chatml: ChatTokenizer, facts: list[Fa
     assert len(plan.token_ids) == two
 
 
+def test_the_least_relevant_facts_go_first_whatever_the_order(
+    chatml: ChatTokenizer, facts: list[Fact]
+) -> None:
+    planner = planner_of(chatml)
+    two = len(make_plan(planner, facts[1:]).token_ids)
+    plan = make_plan(
+        planner,
+        facts,
+        max_model_len=two + 10,
+        reserve_tokens=10,
+        overflow="drop_facts",
+        order="best-first",
+    )
+    assert plan.dropped_fact_ids == (facts[0].id,)
+    assert plan.fact_ids == (facts[2].id, facts[1].id)
+
+
 def test_all_facts_may_go_but_not_the_question(chatml: ChatTokenizer, facts: list[Fact]) -> None:
     planner = planner_of(chatml)
     bare = make_plan(planner, [])

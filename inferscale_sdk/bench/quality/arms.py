@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
@@ -14,12 +14,11 @@ from inferscale_sdk.ingest.related import RelatedFacts
 from inferscale_sdk.ingest.relatives import Relatives
 from inferscale_sdk.ingest.turns import RelatedTurns
 from inferscale_sdk.ingest.windows import PrecedingTurns, WindowStrategy
-from inferscale_sdk.types import Fact
+from inferscale_sdk.prompt.order import FactOrder
 
-__all__ = ["BASE_ARMS", "PAPER_ARMS", "Arm", "Order", "arrange", "parse_arm"]
+__all__ = ["BASE_ARMS", "PAPER_ARMS", "Arm", "parse_arm"]
 
 Kind: TypeAlias = Literal["prompt", "other", "none", "injected"]
-Order: TypeAlias = Literal["best-last", "best-first", "time", "session"]
 
 BASE_ARMS = ("prompt", "again", "other", "none")
 """The full prompt, the same computed in other chunks, another memory, no memory at all."""
@@ -31,7 +30,7 @@ _WINDOW = re.compile(r"w(\d{1,6})")
 _RELATED = re.compile(r"related(\d{1,6})(?:\+(\d{1,6}))?(?:x(\d{1,6}))?")
 _BOTH = re.compile(r"related(\d{1,6})w(\d{1,6})(?:x(\d{1,6}))?")
 _NUMBERED = re.compile(r"(live|top)(\d{1,6})")
-_ORDERS: dict[str, Order] = {"time": "time", "session": "session", "first": "best-first"}
+_ORDERS: dict[str, FactOrder] = {"time": "time", "session": "session", "first": "best-first"}
 
 
 @dataclass(frozen=True)
@@ -53,7 +52,7 @@ class Arm:
     name: str
     kind: Kind
     window: WindowStrategy | None = None
-    order: Order = "best-last"
+    order: FactOrder = "best-last"
     live: int = 0
     top: int = 0
     header: bool = True
@@ -141,18 +140,3 @@ _WINDOWS: dict[re.Pattern[str], Callable[..., WindowStrategy]] = {
         int(w), int(related), int(group) if group else None
     ),
 }
-
-
-def arrange(facts: Sequence[Fact], order: Order) -> list[Fact]:
-    """Put facts, best first, into the order of the prompt."""
-    if order == "best-first":
-        return list(facts)
-    if order == "time":
-        return sorted(facts, key=lambda fact: fact.position)
-    if order == "session":
-        # Sessions by their best fact, the best session last; inside, as it was said.
-        best: dict[object, int] = {}
-        for rank, fact in enumerate(facts):
-            best.setdefault(fact.metadata.get("session"), rank)
-        return sorted(facts, key=lambda fact: (-best[fact.metadata.get("session")], fact.position))
-    return list(reversed(facts))

@@ -12,7 +12,7 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from inferscale_sdk.bench.quality.arms import Arm, arrange, parse_arm
+from inferscale_sdk.bench.quality.arms import Arm, parse_arm
 from inferscale_sdk.bench.quality.dataset import (
     Conversation,
     DataSet,
@@ -310,7 +310,7 @@ class _Bench(AbstractContextManager["_Bench"]):
         records = self._encodings.records if self._encodings is not None else {}
         return self._planner.plan(
             [Message("user", f"{question.text}\n{INSTRUCTION}")],
-            facts=arrange(chosen, self._arm.order),
+            facts=chosen[::-1],
             encodings={f.id: records[f.id] for f in stored if f.id in records},
             scope=self.material.owner,
             fingerprint=self._model.model.fingerprint,
@@ -318,6 +318,7 @@ class _Bench(AbstractContextManager["_Bench"]):
             reserve_tokens=ANSWER_TOKENS,
             inject=self._arm.kind == "injected",
             overflow="drop_facts",
+            order=self._arm.order,
         )
 
     def _start(self) -> Encodings:
