@@ -67,6 +67,12 @@ class Arm:
         return "/".join(map(str, (*parts, chunk)))
 
     @property
+    def encoding(self) -> str:
+        """What the KV of an injected arm depends on: arms with the same share it."""
+        window = "" if self.window is None else self.window.name
+        return f"{window}/{self.header}/{self.arrival}"
+
+    @property
     def chunk(self) -> int | None:
         """Tokens computed at once, where that is the point."""
         return AGAIN_CHUNK if self.name == "again" else None

@@ -142,26 +142,28 @@ class QualityRun:
         for conversation in self._data.conversations[:wanted]:
             folder = self._options.work / "memory" / f"{conversation.id}-{self._data.digest}"
             material = Material(conversation, folder, self._embedder, seed=self._options.seed)
+            made: dict[str, Encodings] = {}
             with closing(material):
                 for arm in self._arms:
-                    self._measure(arm, conversation, material, measured)
+                    bench = _Bench(self._model, material, arm, made)
+                    self._measure(arm, conversation, bench, measured)
         return measured
 
     # -- one arm on one conversation ---------------------------------------------------------
 
     def _measure(
-        self, arm: Arm, conversation: Conversation, material: Material, measured: Measured
+        self, arm: Arm, conversation: Conversation, bench: _Bench, measured: Measured
     ) -> None:
+        material = bench.material
         tasks = list(self._tasks(arm, conversation, material))
-        with _Bench(self._model, material, arm) as bench:
-            with self._progress.progress(f"{material.id}: {arm.name}", len(tasks)) as advance:
-                for done, task in enumerate(tasks, start=1):
-                    result = self._result(arm, task, bench)
-                    cells = measured.results.setdefault(arm.name, {})
-                    cells.setdefault(task.cell, {})[result.question] = result
-                    advance(done)
-            own, prompt = measured.encoding.get(arm.name, (0, 0))
-            measured.encoding[arm.name] = (own + bench.own_tokens, prompt + bench.prompt_tokens)
+        with self._progress.progress(f"{material.id}: {arm.name}", len(tasks)) as advance:
+            for done, task in enumerate(tasks, start=1):
+                result = self._result(arm, task, bench)
+                cells = measured.results.setdefault(arm.name, {})
+                cells.setdefault(task.cell, {})[result.question] = result
+                advance(done)
+        own, prompt = measured.encoding.get(arm.name, (0, 0))
+        measured.encoding[arm.name] = (own + bench.own_tokens, prompt + bench.prompt_tokens)
 
     def _tasks(self, arm: Arm, conversation: Conversation, material: Material) -> Iterator[_Task]:
         for question in self._drawn(conversation):
@@ -274,17 +276,23 @@ class _Task:
 _PROMPT = parse_arm("prompt")
 
 
-class _Bench(AbstractContextManager["_Bench"]):
-    """Plans one arm's prompts, encoding what they need."""
+class _Bench:
+    """Plans one arm's prompts, encoding what they need.
 
-    def __init__(self, model: ScoringModel, material: Material, arm: Arm) -> None:
+    Args:
+        model: Computes.
+        material: A conversation.
+        arm: How the model gets it.
+        made: What arms before encoded of it, by what the KV depends on.
+    """
+
+    def __init__(
+        self, model: ScoringModel, material: Material, arm: Arm, made: dict[str, Encodings]
+    ) -> None:
         self.material = material
-        self._model, self._arm = model, arm
+        self._model, self._arm, self._made = model, arm, made
         self._planner = Planner(model.tokenizer, store_secret=material.store.secret)
         self._encodings: Encodings | None = None
-
-    def __exit__(self, *_: object) -> None:
-        self._encodings = None
 
     @property
     def segments(self) -> dict[str, Segment]:
@@ -304,8 +312,9 @@ class _Bench(AbstractContextManager["_Bench"]):
         stored = []
         if self._arm.kind == "injected":
             stored = chosen[self._arm.live :]
-            if self._encodings is None:
-                self._encodings = self._start()
+            if self._arm.encoding not in self._made:
+                self._made[self._arm.encoding] = self._start()
+            self._encodings = self._made[self._arm.encoding]
             self._encodings.ensure(stored)
         records = self._encodings.records if self._encodings is not None else {}
         return self._planner.plan(
