@@ -99,7 +99,7 @@ def read_cells(path: Path) -> list[FaultCell]:
 
 def render_table(cells: Iterable[FaultCell]) -> str:
     """The cells as a Markdown table, with a line that counts the outcomes."""
-    cells = sorted(cells, key=lambda cell: cell.part)
+    cells = sorted(cells, key=lambda cell: (cell.part, cell.fault, cell.stage))
     counts = {outcome: sum(cell.outcome is outcome for cell in cells) for outcome in FaultOutcome}
     shown = ", ".join(f"{count} {outcome.value}" for outcome, count in counts.items())
     rows = [
