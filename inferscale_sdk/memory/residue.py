@@ -7,6 +7,8 @@ looked for is every run of eight bytes of the deleted text that nothing else in 
 from __future__ import annotations
 
 import sqlite3
+import subprocess
+import sys
 from collections.abc import Iterable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -24,6 +26,16 @@ WINDOW = 8
 """Bytes; one little-endian uint64."""
 _CHUNK = 1 << 26
 _PREFILTER_BITS = 16
+_READER = """
+import shutil, sys
+try:
+    with open(sys.argv[1], "rb") as file:
+        shutil.copyfileobj(file, sys.stdout.buffer, 1 << 20)
+except FileNotFoundError:
+    pass
+except OSError as error:
+    sys.exit(str(error))
+"""
 # Pages of the full-text index: what they hold is made from other tables, and stale terms in them
 # are just what is looked for.
 _DERIVED = ("_data", "_idx")
@@ -124,18 +136,32 @@ def _count(path: Path, wanted: NDArray[np.uint64]) -> int:
     maybe = np.zeros(1 << _PREFILTER_BITS, bool)
     maybe[wanted & (len(maybe) - 1)] = True
     count = 0
+    tail = b""
+    for block in _blocks(path):
+        data = np.frombuffer(tail + block, np.uint8)
+        found = _windows(data)
+        found = found[maybe[found & (len(maybe) - 1)]]
+        at = np.searchsorted(wanted, found)
+        count += int((wanted[np.minimum(at, len(wanted) - 1)] == found).sum())
+        tail = bytes(data[-(WINDOW - 1) :])
+    return count
+
+
+def _blocks(path: Path) -> Iterator[bytes]:
+    """A file's bytes, read by another process; nothing if it is gone.
+
+    On POSIX, closing a database file here would drop all locks of this process on it: another one
+    could then write beside the connections of this one.
+    """
+    command = [sys.executable, "-I", "-S", "-c", _READER, str(path)]
     try:
-        with path.open("rb") as file:
-            tail = b""
-            while block := file.read(_CHUNK):
-                data = np.frombuffer(tail + block, np.uint8)
-                found = _windows(data)
-                found = found[maybe[found & (len(maybe) - 1)]]
-                at = np.searchsorted(wanted, found)
-                count += int((wanted[np.minimum(at, len(wanted) - 1)] == found).sum())
-                tail = bytes(data[-(WINDOW - 1) :])
-    except FileNotFoundError:
-        return 0
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as reader:
+            assert reader.stdout is not None
+            assert reader.stderr is not None
+            while block := reader.stdout.read(_CHUNK):
+                yield block
+            why = reader.stderr.read().decode(errors="replace").strip()
     except OSError as error:
         raise StoreError(f"{path} cannot be read: {error}") from error
-    return count
+    if reader.returncode:
+        raise StoreError(f"{path} cannot be read: {why.splitlines()[-1] if why else 'no reason'}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -225,7 +226,27 @@ def _create_private(path: Path) -> None:
         for folder in reversed(missing):
             with suppress(FileExistsError):
                 folder.mkdir(mode=0o700)
-        # SQLite gives its -wal and -shm files the mode of the database file.
-        os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
+        if not path.exists():
+            _make_empty(path)
     except OSError as error:
         raise StoreError(f"{path} cannot be created ({error}); give a path you can write") from None
+
+
+def _make_empty(path: Path) -> None:
+    """An empty file of mode 0600, which SQLite gives its -wal and -shm files as well.
+
+    It is not opened under this name, nor is one that is there: on POSIX, closing a file drops all
+    locks that the process holds on it, also those of other connections, and another process could
+    then take away their log.
+    """
+    descriptor, empty = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
+    os.close(descriptor)
+    try:
+        os.link(empty, path)
+    except FileExistsError:  # somebody was quicker
+        pass
+    except OSError:  # a file system without links
+        with suppress(FileExistsError):
+            os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
+    finally:
+        Path(empty).unlink()

@@ -15,6 +15,7 @@ from inferscale_sdk.errors import ConfigurationError, StoreError
 from inferscale_sdk.facts.base import EncodingRecord
 from inferscale_sdk.facts.migrations import FACT_SCHEMA
 from inferscale_sdk.facts.sqlite import SQLiteFactStore
+from inferscale_sdk.memory.residue import database_files, residue
 from inferscale_sdk.sqlite.migrations import check_numbers
 from inferscale_sdk.testing.fact_ledger_suite import PROFILE, encoded
 from inferscale_sdk.types import Namespace, NewFact
@@ -324,3 +325,63 @@ def test_a_hundred_thousand_facts(store):
     assert len(store.delete_all(mine, hard=True)) == 10_000
     assert len(store.forget_queue()) == 500
     assert store.count(Namespace(agent_id="everybody's")) == 90_000
+
+
+# -- locks of this process, which closing any of its files would drop -----------------------------
+
+WRITES = """
+import sqlite3, sys
+database = sqlite3.connect(sys.argv[1], timeout=0, isolation_level=None)
+try:
+    database.execute("BEGIN IMMEDIATE")
+except sqlite3.OperationalError as error:
+    print(error)
+"""
+OPENS_AND_LEAVES = """
+import sqlite3, sys
+database = sqlite3.connect(sys.argv[1])
+print(database.execute("SELECT count(*) FROM sqlite_master").fetchone()[0] > 0)
+database.close()
+"""
+
+
+def elsewhere(script, path):
+    done = subprocess.run(
+        [sys.executable, "-c", script, path], capture_output=True, text=True, check=True
+    )
+    return done.stdout.strip()
+
+
+def test_opening_a_store_again_keeps_the_locks_of_the_first(store, path):
+    store.add([NewFact("x")], ALICE)
+    log = path.with_name(path.name + "-wal")
+    assert log.stat().st_size
+    SQLiteFactStore(path).close()
+
+    # Whoever leaves a database last takes its log away.
+    assert elsewhere(OPENS_AND_LEAVES, path) == "True"
+    assert log.exists()
+    with store._db.write():
+        second = SQLiteFactStore(path)
+        assert "locked" in elsewhere(WRITES, path)
+        second.close()
+        assert "locked" in elsewhere(WRITES, path)
+
+
+def test_looking_for_traces_keeps_the_locks(store, path):
+    store.add([NewFact("The safe is behind the clock.")], ALICE)
+    with store._db.write():
+        residue(database_files(path.parent), ["a text that is not there"])
+        assert "locked" in elsewhere(WRITES, path)
+    assert elsewhere(OPENS_AND_LEAVES, path) == "True"
+    assert path.with_name(path.name + "-wal").exists()
+
+
+def test_a_store_is_made_where_links_are_not(path, monkeypatch):
+    def link(*_args, **_options):
+        raise PermissionError("Operation not permitted")
+
+    monkeypatch.setattr(os, "link", link)
+    SQLiteFactStore(path).close()
+    assert [file.name for file in path.parent.iterdir()] == [path.name]
+    assert mode(path) == 0o600
