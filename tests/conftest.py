@@ -88,6 +88,7 @@ def make_memory(tmp_path: Path, server: FakeServer) -> Iterator[Callable[..., Me
             "path": tmp_path / "memory",
             "embedder": FakeEmbedder(),
             "window": PrecedingTurns(4, 4),
+            "live_facts": 0,
             "background": False,
         } | options
         memory = Memory(engine, **settings)

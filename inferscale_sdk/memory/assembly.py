@@ -66,7 +66,7 @@ class Assembly:
         multi_user: bool | None,
         background: bool,
         orphan_check_seconds: float = 0.0,
-        live_facts: int = 0,
+        live_facts: int | None = None,
         order: FactOrder = "best-last",
         prefetch: bool = False,
     ) -> None:

@@ -45,7 +45,9 @@ class Memory(WriteVerbs, FindVerbs, AnswerVerbs):
         window: Which facts a fact is encoded behind; by default ten related ones and the
             ten before it.
         live_facts: So many of the best facts stay prompt text behind the injected ones: they are
-            computed with every request and see all the others. A dial between quality and time.
+            computed with every request and see all the others. A dial between quality and time;
+            0 injects everything. By default the best one, unless it is the only one or longer than
+            64 tokens.
         order: In which facts stand in a prompt: ``best-last``, which serves most models best,
             ``best-first``, ``time`` or ``session``; see
             :data:`~inferscale_sdk.prompt.order.FactOrder`.
@@ -85,7 +87,7 @@ class Memory(WriteVerbs, FindVerbs, AnswerVerbs):
         background: bool = True,
         max_fact_chars: int = DEFAULT_MAX_FACT_CHARS,
         max_facts: int | None = None,
-        live_facts: int = 0,
+        live_facts: int | None = None,
         order: FactOrder = "best-last",
         prefetch: bool = False,
         orphan_check_seconds: float | None = None,
@@ -107,7 +109,7 @@ class Memory(WriteVerbs, FindVerbs, AnswerVerbs):
             multi_user=multi_user,
             background=background,
             orphan_check_seconds=orphan_check_seconds,
-            live_facts=check_count(live_facts, "live_facts"),
+            live_facts=None if live_facts is None else check_count(live_facts, "live_facts"),
             order=check_order(order),
             prefetch=prefetch,
         )

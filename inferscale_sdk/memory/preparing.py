@@ -26,6 +26,7 @@ from inferscale_sdk.facts.base import EncodingRecord, FactStore
 from inferscale_sdk.memory.tracing import span
 from inferscale_sdk.memory.values import PlanRequest, PreparedPlan
 from inferscale_sdk.prompt.base import PromptPlan
+from inferscale_sdk.prompt.live import n_live
 from inferscale_sdk.prompt.order import FactOrder
 from inferscale_sdk.prompt.plan import Planner
 from inferscale_sdk.types import ScoredFact
@@ -50,7 +51,8 @@ class Preparer:
         planner: Makes prompts; called when first needed, because it needs the engine's tokenizer.
         window_name: Name of the window strategy, part of the encoding profile.
         on_error: ``text`` goes on with less memory, ``raise`` raises.
-        live_facts: So many of the best facts stay text behind the injected ones.
+        live_facts: So many of the best facts stay text behind the injected ones; ``None`` as
+            :func:`~inferscale_sdk.prompt.live.n_live` has it.
         order: In which facts stand in the prompt.
         prefetch: Whether to tell the engine which segments come as soon as recall has decided.
     """
@@ -63,7 +65,7 @@ class Preparer:
         window_name: str,
         *,
         on_error: OnError,
-        live_facts: int = 0,
+        live_facts: int | None = None,
         order: FactOrder = "best-last",
         prefetch: bool = False,
     ) -> None:
@@ -168,7 +170,9 @@ class Preparer:
         records: dict[str, EncodingRecord] = {}
         try:
             # Best first: those that stay text are left out.
-            stored = [s.fact.id for s in scored[self._live_facts :]]
+            facts = [s.fact for s in scored]
+            live = n_live(facts, self._live_facts, self._planner().count_tokens)
+            stored = [fact.id for fact in facts[live:]]
             records = self._records(stored, info)
             if self._prefetch and request.inject and records:
                 # While the prompt is still being made.

@@ -58,7 +58,7 @@ class Serving:
         on_error: OnError,
         background: bool,
         orphan_check_seconds: float = 0.0,
-        live_facts: int = 0,
+        live_facts: int | None = None,
         order: FactOrder = "best-last",
         prefetch: bool = False,
     ) -> None:

@@ -30,6 +30,7 @@ def make(tmp_path, engine):
             "path": tmp_path / "memory",
             "embedder": FakeEmbedder(),
             "window": PrecedingTurns(4, 4),
+            "live_facts": 0,
             "background": False,
         } | kwargs
         memory = Memory(**options)

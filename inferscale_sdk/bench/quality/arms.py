@@ -42,7 +42,8 @@ class Arm:
         kind: Text, text of other facts, nothing, or injected.
         window: Makes the window strategy of an injected arm.
         order: Of the facts in the prompt.
-        live: So many of the best facts stay text behind the injected ones.
+        live: So many of the best facts stay text behind the injected ones; ``None`` as the product
+            does it.
         top: Only so many of the best facts are given; 0 for all.
         header: Encode behind the serving prompt's own beginning.
         arrival: Which relatives a fact may have: ``""`` for all, ``arrival`` for those stored
@@ -53,7 +54,7 @@ class Arm:
     kind: Kind
     window: WindowStrategy | None = None
     order: FactOrder = "best-last"
-    live: int = 0
+    live: int | None = 0
     top: int = 0
     header: bool = True
     arrival: str = ""
@@ -94,7 +95,8 @@ def parse_arm(name: str) -> Arm:
     before, ``related5x4`` in groups of four; ``related10w10`` for
     10 related facts and then the 10 before.
 
-    After slashes: ``bare`` (encoded without the serving header), ``live3`` (best 3 as text),
+    After slashes: ``bare`` (encoded without the serving header), ``live3`` (best 3 as text;
+    ``default`` leaves the best one unless told otherwise),
     ``top5`` (only the best 5), ``time``, ``session`` or ``first`` (order of the facts; best last
     otherwise), ``arrival`` or ``batch`` (relatives known when the fact, or its session, came).
 
@@ -112,7 +114,7 @@ def parse_arm(name: str) -> Arm:
     kind: Kind = "injected"
     if window is None:
         kind = "other" if base == "other" else "none" if base == "none" else "prompt"
-    arm = Arm(name=name, kind=kind, window=window)
+    arm = Arm(name=name, kind=kind, window=window, live=None if base == "default" else 0)
     values: dict[str, object] = {}
     for option in options:
         if option in _ORDERS:

@@ -29,6 +29,7 @@ from inferscale_sdk.errors import ConfigurationError
 from inferscale_sdk.kv.segment import Segment
 from inferscale_sdk.prompt.base import PromptPlan
 from inferscale_sdk.prompt.frame import DEFAULT_FRAME
+from inferscale_sdk.prompt.live import n_live
 from inferscale_sdk.prompt.plan import Planner
 from inferscale_sdk.recall.base import Embedder
 from inferscale_sdk.types import Fact, Message
@@ -311,7 +312,7 @@ class _Bench:
         chosen = list(facts)[: self._arm.top or None]
         stored = []
         if self._arm.kind == "injected":
-            stored = chosen[self._arm.live :]
+            stored = chosen[n_live(chosen, self._arm.live, self._planner.count_tokens) :]
             if self._arm.encoding not in self._made:
                 self._made[self._arm.encoding] = self._start()
             self._encodings = self._made[self._arm.encoding]

@@ -5,6 +5,7 @@
 | ``prompt`` | prefilled from text | nothing: the salt is new every time |
 | ``repeated`` | prefilled from text | what a prefix cache can find of the same facts, in whatever order the next question puts them |
 | ``inject`` | copied from host memory | nothing: the salt is new every time |
+| ``live`` | the same but for the best fact, which stays text: what ``Memory`` does by default | nothing |
 | ``device``, ``disk``, ``remote`` | copied from that tier | nothing |
 | ``cached`` | left over from the same prompt | everything but the last, partly filled block |
 | ``mem0`` | what Mem0 finds, prefilled from text | nothing: a question is not asked twice |
@@ -31,6 +32,7 @@ class Arm(StrEnum):
     PROMPT = "prompt"
     REPEATED = "repeated"
     INJECT = "inject"
+    LIVE = "live"
     DEVICE = "device"
     DISK = "disk"
     REMOTE = "remote"
@@ -41,7 +43,7 @@ class Arm(StrEnum):
 BASIC_ARMS = (Arm.PROMPT, Arm.INJECT, Arm.CACHED)
 """Text, injection and the ceiling."""
 
-TIER_ARMS = (Arm.INJECT, Arm.DEVICE, Arm.DISK, Arm.REMOTE)
+TIER_ARMS = (Arm.INJECT, Arm.LIVE, Arm.DEVICE, Arm.DISK, Arm.REMOTE)
 """Those that inject."""
 
 
@@ -67,5 +69,7 @@ def plan_for(arm: Arm, plan: PromptPlan, fixed_salt: str) -> PromptPlan:
         return replace(plan, segments=(), cache_salt=f"bench-{arm.value}-{fixed_salt}")
     if arm in (Arm.PROMPT, Arm.MEM0) or not plan.segments:
         return replace(plan, segments=(), cache_salt=f"bench-{arm.value}-{fresh}")
+    if arm is Arm.LIVE and len(plan.fact_ids) > 1:  # the best fact stands last
+        plan = replace(plan, segments=plan.segments[:-1])
     bound = salt_suffix([segment.key for segment in plan.segments])
     return replace(plan, cache_salt=f"bench-inject-{fresh}:{bound}")

@@ -212,6 +212,7 @@ def _filled(
             window=bench_window(),
             background=False,
             multi_user=True,
+            live_facts=0,
         )
     )
     _remember(memory, ASKED, corpus, options, stages, options.facts)

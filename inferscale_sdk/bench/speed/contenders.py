@@ -160,6 +160,7 @@ def contenders_for(bed: Bed, arms: Sequence[Arm]) -> dict[Arm, Contender]:
         Arm.PROMPT: Text,
         Arm.REPEATED: Repeated,
         Arm.INJECT: InMemory,
+        Arm.LIVE: InMemory,
         Arm.DEVICE: InMemory,
         Arm.DISK: Below,
         Arm.REMOTE: Below,

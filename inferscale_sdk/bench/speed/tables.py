@@ -11,6 +11,7 @@ ARM_NAMES: Mapping[str, str] = {
     "prompt": "as text",
     "repeated": "as text, prefix caching, same facts again",
     "inject": "injected from host memory",
+    "live": "injected but for the best fact (the default)",
     "device": "injected from the device",
     "disk": "injected from disk",
     "remote": "injected from remote",

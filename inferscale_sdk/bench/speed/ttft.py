@@ -191,7 +191,7 @@ def _cell(key: tuple[Arm, int], group: Sequence[Timed], block_size: int) -> dict
         # The ceiling is one only if vLLM found every full block.
         whole = [_whole_blocks(one, block_size) == one.report.cached_tokens for one in group]
         cell["found_whole"] = sum(whole)
-    if arm in TIER_ARMS and k:
+    if arm in TIER_ARMS and arm is not Arm.LIVE and k:
         fully = [one.report.injected_tokens >= one.report.memory_tokens for one in group]
         cell["fully_injected"] = sum(fully)
     return cell

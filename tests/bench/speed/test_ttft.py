@@ -14,7 +14,7 @@ from inferscale_sdk.bench.speed.ttft import TTFTOptions, measure_ttft
 from inferscale_sdk.errors import ConfigurationError, EngineError
 from inferscale_sdk.protocol import salt_matches
 
-ARMS = (Arm.PROMPT, Arm.REPEATED, Arm.INJECT, Arm.DISK, Arm.CACHED)
+ARMS = (Arm.PROMPT, Arm.REPEATED, Arm.INJECT, Arm.LIVE, Arm.DISK, Arm.CACHED)
 SMALL = TTFTOptions(ks=(0, 3, 8), arms=ARMS, requests=4, questions=2, answer_tokens=3)
 
 
@@ -69,9 +69,12 @@ def test_all_arms_but_repeated_send_the_same_tokens(bed):
     repeated = plans[Arm.REPEATED]
     assert set(repeated.fact_ids) == set(plans[Arm.PROMPT].fact_ids)
     assert repeated.fact_ids != plans[Arm.PROMPT].fact_ids
-    assert {arm for arm in ARMS if plans[arm].segments} == {Arm.INJECT, Arm.DISK}
+    assert {arm for arm in ARMS if plans[arm].segments} == {Arm.INJECT, Arm.LIVE, Arm.DISK}
     keys = [segment.key for segment in plans[Arm.DISK].segments]
     assert salt_matches(plans[Arm.DISK].cache_salt, keys)
+    # What Memory does by default: the best fact, which stands last, is computed.
+    assert [segment.key for segment in plans[Arm.LIVE].segments] == keys[:-1]
+    assert salt_matches(plans[Arm.LIVE].cache_salt, keys[:-1])
 
 
 def test_only_ceiling_and_repeated_have_a_salt_that_stays(bed):
