@@ -2,7 +2,8 @@
 # make demo    a real model on a real vLLM server, memory as text against memory as KV
 # make test    the whole test suite, client and server side
 # make models the model matrix, slow; writes docs/models.md; segments from one engine in the other
-# make reliability every fault and, unless recorded already, make load; writes docs/reliability.md
+# make reliability every fault and, unless recorded already, make load; writes docs/reliability.md;
+#              faults of a remote store want redis-server or valkey-server on the path
 # make field-faults what users of such systems met, as tests
 # make load   100 users at once, slow
 # make lint    ruff, mypy, import contracts

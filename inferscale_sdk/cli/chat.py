@@ -72,6 +72,8 @@ def chat(
         while (line := _read_line(interactive)) is not None:
             if not loop.handle(line):
                 break
+    if loop.n_unanswered and not interactive:
+        raise typer.Exit(1)
 
 
 def _engine(base_url: str | None, model: str | None, kind: EngineChoice) -> Engine:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from inferscale_sdk.cli.facts import fact_dict
 from inferscale_sdk.cli.output import err, out, print_json_line, visible
-from inferscale_sdk.errors import NotFoundError
+from inferscale_sdk.errors import ContextOverflow, EngineError, NotFoundError
 from inferscale_sdk.types import Message
 
 if TYPE_CHECKING:
@@ -161,16 +161,25 @@ class ChatLoop:
         self._view = view
         self._settings = settings
         self._recent: deque[Message] = deque(maxlen=RECENT_TURNS)
+        self.n_unanswered = 0
 
     def handle(self, line: str) -> bool:
-        """Answer a line or follow a command; ``False`` ends the chat."""
+        """Answer a line or follow a command; ``False`` ends the chat.
+
+        A question that the engine does not answer is counted in :attr:`n_unanswered`, and neither
+        it nor a part of an answer is remembered: it may be asked again.
+        """
         line = line.strip()
         if line in ("/quit", "/exit"):
             return False
         if line.startswith("/"):
             self._command(line)
         elif line:
-            self._answer(line)
+            try:
+                self._answer(line)
+            except (EngineError, ContextOverflow) as error:
+                self.n_unanswered += 1
+                self._view.note(f"no answer: {error}")
         return True
 
     def _command(self, line: str) -> None:

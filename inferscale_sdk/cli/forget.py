@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -84,15 +84,14 @@ def forget(
         if everything and not yes:
             _confirm(f"Forget all {memory.count(**ids)} facts of {user}?")
         task = _Task(memory, ids, folder, engine, kv or kv_folder())
-        evidence = task.gather(fact_ids) if verify else None
+        if verify:
+            task.gather(fact_ids)
         try:
             task.delete(fact_ids, hard=hard)
         finally:
             # Also before an error is shown: those before it are gone.
             task.drop_kv()
-            proof = None
-            if evidence is not None:
-                proof = _Proof(task.look(evidence), evidence, task.looks_at_kv, url is not None)
+            proof = task.proof()
             _show(task.n_gone, proof, json)
     if proof is not None and not proof.holds:
         raise typer.Exit(1)
@@ -108,13 +107,12 @@ class _Task:
     engine: Engine | None
     kv: Path
     n_gone: int = 0
+    evidence: Evidence | None = None
+    kv_was_here: bool = False
+    not_dropped: list[str] = field(default_factory=list)
 
-    @property
-    def looks_at_kv(self) -> bool:
-        """Whether there is a server or a folder to look for KV in."""
-        return self.engine is not None or self.kv.is_dir()
-
-    def gather(self, fact_ids: Sequence[str] | None) -> Evidence:
+    def gather(self, fact_ids: Sequence[str] | None) -> None:
+        """Write down what must be gone."""
         from inferscale_sdk.memory.absence import gather
         from inferscale_sdk.types import Namespace
 
@@ -122,14 +120,17 @@ class _Task:
         store = self.memory.store
         if fact_ids is None:
             fact_ids = [fact.id for fact in store.find(scope, include_deleted=True)]
-        return gather(store, fact_ids, scope, dropped=self.engine is not None)
+        self.evidence = gather(store, fact_ids, scope, dropped=self.engine is not None)
 
     def delete(self, fact_ids: Sequence[str] | None, *, hard: bool) -> None:
         """Delete, and count what is gone."""
         if fact_ids is None:
             self.n_gone = self.memory.delete_all(hard=hard, **self.ids)
             return
+        erased = self.evidence.erased if self.evidence is not None else frozenset()
         for fact_id in fact_ids:
+            if fact_id in erased:
+                continue
             self.memory.delete(fact_id, hard=hard, **self.ids)
             self.n_gone += 1
 
@@ -137,25 +138,56 @@ class _Task:
         """Have the deleted facts' KV dropped in the folder, and by the server if there is one."""
         from inferscale_sdk.errors import EngineError, StoreError
         from inferscale_sdk.ingest.forgetting import send_forgets
+        from inferscale_sdk.memory.absence import has_kv_in
         from inferscale_sdk.tiers.folder import remove
 
+        store = self.memory.store
         try:
-            remove(self.kv, self.memory.store.forget_queue(1_000_000))
-            if self.engine is not None:
-                send_forgets(self.memory.store, self.engine)
-        except (EngineError, StoreError) as error:
-            err().print(f"stored KV is dropped later: {error}", markup=False)
+            if self.evidence is not None and self.kv.is_dir():
+                self.kv_was_here = has_kv_in(store, self.kv)
+            remove(self.kv, store.forget_queue(1_000_000))
+        except StoreError as error:
+            self._failed(error)
+        if self.engine is not None:
+            try:
+                send_forgets(store, self.engine)
+            except (EngineError, StoreError) as error:
+                self._failed(error)
 
-    def look(self, evidence: Evidence) -> list[Place]:
+    def _failed(self, error: Exception) -> None:
+        self.not_dropped.append(str(error))
+        err().print(f"stored KV is dropped later: {error}", markup=False)
+
+    def proof(self) -> _Proof | None:
+        """Look into every place, if a proof is wanted."""
         from inferscale_sdk.memory.absence import look
 
-        return look(
-            evidence,
+        if self.evidence is None:
+            return None
+        places = look(
+            self.evidence,
             self.memory.store,
             path=self.folder,
             engine=self.engine,
             kv_folder=self.kv if self.kv.is_dir() else None,
         )
+        return _Proof(places, self._doubt(places))
+
+    def _doubt(self, places: Sequence[Place]) -> str:
+        """Why nothing is proved, even if nothing was found; empty if it is."""
+        assert self.evidence is not None
+        n = len(self.evidence.keys)
+        if self.engine is None and n and not self.kv_was_here:
+            return (
+                f"{n} segments of KV were stored, and no KV of this memory lay in {self.kv}; name "
+                "the server with --base-url, or its folder with --kv"
+            )
+        if self.not_dropped or (self.engine is not None and not all(p.checked for p in places)):
+            return (
+                "not every place could be reached; once it can, give the same command again, or "
+                "`inferscale kv gc --base-url URL`"
+            )
+        return ""
 
 
 @dataclass(frozen=True)
@@ -164,26 +196,16 @@ class _Proof:
 
     Args:
         places: Where was looked.
-        evidence: For what.
-        looked_at_kv: Whether a server or a folder could be looked into.
-        asked: Whether a server was named.
+        doubt: Why what was found proves nothing; empty if it does.
     """
 
     places: Sequence[Place]
-    evidence: Evidence
-    looked_at_kv: bool
-    asked: bool
-
-    @property
-    def lacks_kv(self) -> bool:
-        """Whether there was KV and nobody looked for it."""
-        return bool(self.evidence.keys) and not self.looked_at_kv
+    doubt: str
 
     @property
     def holds(self) -> bool:
-        """Nothing is left; where a server was named, it could be asked; KV was looked for."""
-        open_ = any(p.left or (self.asked and not p.checked) for p in self.places)
-        return not open_ and not self.lacks_kv
+        """Nothing is left, and everybody was asked who could have something."""
+        return not self.doubt and not any(place.left for place in self.places)
 
 
 def _confirm(question: str) -> None:
@@ -194,13 +216,8 @@ def _confirm(question: str) -> None:
 
 
 def _show(n: int, proof: _Proof | None, json: bool) -> None:
-    if proof is not None and proof.lacks_kv:
-        err().print(
-            f"not proved: {len(proof.evidence.keys)} segments of KV were stored, and KV was not "
-            "looked at; name the server with --base-url, or the folder with --kv",
-            style="bold red",
-            markup=False,
-        )
+    if proof is not None and proof.doubt:
+        err().print(f"not proved: {proof.doubt}", style="bold red", markup=False)
     if json:
         found: dict[str, Any] = {"forgotten": n}
         if proof is not None:

@@ -18,7 +18,7 @@ from inferscale_sdk.recall.base import RECALL_FILE
 from inferscale_sdk.tiers import folder as kv_files
 from inferscale_sdk.types import Namespace
 
-__all__ = ["Evidence", "Place", "gather", "look"]
+__all__ = ["Evidence", "Place", "gather", "has_kv_in", "look"]
 
 _ALL = 1_000_000
 
@@ -33,12 +33,14 @@ class Evidence:
         texts: Every text, speaker, source and metadata they ever had.
         keys: Segments of these facts, of facts encoded behind them, and whatever else waited to
             be forgotten.
+        erased: Those of the facts that were erased before; only their KV can be left.
     """
 
     fact_ids: tuple[str, ...]
     scope: Namespace
     texts: tuple[str, ...]
     keys: tuple[str, ...]
+    erased: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,17 +79,39 @@ def gather(
         NotFoundError: The scope never held one of them.
     """
     texts: dict[str, None] = {}
+    erased = set()
     for fact_id in fact_ids:
         for event in store.history(fact_id, scope):
             texts.update(dict.fromkeys(t for t in (event.old_text, event.new_text) if t))
-        fact = store.get(fact_id, scope, include_deleted=True)
+        try:
+            fact = store.get(fact_id, scope, include_deleted=True)
+        except NotFoundError:  # it has a history
+            erased.add(fact_id)
+            continue
         about = json.dumps(dict(fact.metadata), ensure_ascii=False) if fact.metadata else ""
         texts.update(dict.fromkeys(t for t in (fact.speaker, fact.source, about) if t))
     store.queue_forget(orphans_of(store, grace_seconds=0.0))
     if dropped:
         store.queue_forget(store.dropped_keys(_ALL))
     keys = dict.fromkeys([*store.keys_behind(list(fact_ids)), *store.forget_queue(_ALL)])
-    return Evidence(tuple(fact_ids), scope, tuple(texts), tuple(keys))
+    return Evidence(tuple(fact_ids), scope, tuple(texts), tuple(keys), frozenset(erased))
+
+
+def has_kv_in(store: FactStore, folder: Path) -> bool:
+    """Whether a folder holds any KV of this store: of facts there are, or of deleted ones.
+
+    Raises:
+        StoreError: The folder cannot be read.
+    """
+    if kv_files.locate(folder, store.forget_queue(_ALL)):
+        return True
+    for profile in store.profiles():
+        after = ""
+        while keys := store.recorded_keys(profile, after=after):
+            if kv_files.locate(folder, keys):
+                return True
+            after = keys[-1]
+    return False
 
 
 def look(

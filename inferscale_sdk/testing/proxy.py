@@ -49,6 +49,9 @@ def proxy(target: int, pass_on: PassOn) -> Iterator[int]:
 
         def finish(self) -> None:
             # Before the server does: its own way sends an orderly end, also where a reset is due.
+            # Whoever still reads from it would keep it open.
+            with contextlib.suppress(OSError):
+                self.request.shutdown(socket.SHUT_RD)
             self.request.close()
 
     with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler) as server:

@@ -80,8 +80,8 @@ class DeletionLog:
                 ) from error
 
     def _append(self, records: bytes) -> None:
-        if self._file is not None and not os.fstat(self._file).st_nlink:
-            os.close(self._file)  # somebody removed it, or the folder
+        if self._file is not None and not self._is_in_place(self._file):
+            os.close(self._file)
             self._file = None
         if self._file is None:
             files.make_private(self._folder, self._root)
@@ -91,6 +91,13 @@ class DeletionLog:
             # Half a record would put all later ones out of step.
             os.ftruncate(self._file, os.fstat(self._file).st_size - written)
             raise OSError("no space for it")
+
+    def _is_in_place(self, file: int) -> bool:
+        """Whether others find it: somebody may have removed or moved it, or the folder."""
+        try:
+            return os.path.samestat(os.fstat(file), self._path.stat())
+        except FileNotFoundError:
+            return False
 
     def unseen(self) -> set[str]:
         """Keys that others deleted since the last look; empty if that was a moment ago."""

@@ -4,6 +4,8 @@ import json
 
 import pytest
 
+from inferscale_sdk.errors import EngineUnavailable
+
 
 @pytest.fixture(autouse=True)
 def _served(fake_engine):
@@ -105,3 +107,18 @@ def test_json_gives_one_object_a_line(cli):
     assert answer["report"]["status"] in ("none", "text")
     assert facts["facts"][0]["text"] == "I like tea"
     assert "/quit" in note["note"]
+
+
+def test_a_question_that_is_not_answered_ends_nothing(cli, fake_engine, monkeypatch):
+    """The server may be back with the next one."""
+    stream = fake_engine.stream
+
+    def fails_once(plan, sampling):
+        monkeypatch.setattr(fake_engine, "stream", stream)
+        raise EngineUnavailable("nobody answers at http://127.0.0.1:9; start a server")
+
+    monkeypatch.setattr(fake_engine, "stream", fails_once)
+    result = cli("chat", stdin="Hello there\nI like tea\n", code=1)
+    assert "no answer: nobody answers at http://127.0.0.1:9" in result.stderr
+    assert result.stdout.count("I read") == 1
+    assert texts_of(cli)[0] == "I like tea"

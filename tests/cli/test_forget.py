@@ -8,11 +8,12 @@ import sqlite3
 import pytest
 
 from inferscale_sdk.cli.session import kv_folder, memory_folder
-from inferscale_sdk.errors import EngineError, EngineUnavailable
+from inferscale_sdk.errors import EngineError, EngineUnavailable, StoreError
 from inferscale_sdk.ingest.windows import PrecedingTurns
 from inferscale_sdk.memory import Memory
 from inferscale_sdk.testing.fake_embedder import FakeEmbedder
 from inferscale_sdk.tiers import files
+from inferscale_sdk.tiers.deletions import DeletionLog
 
 SECRET = "zanzibar xylophone 8812"
 URL = "http://127.0.0.1:9"
@@ -141,11 +142,7 @@ def test_a_second_server_that_keeps_them_is_found_out(cli, facts, fake_engine, m
 def test_without_a_server_the_folder_is_cleaned_and_the_keys_wait(cli, facts):
     with Memory(path=memory_folder(), background=False) as memory:
         keys = memory.store.keys_behind([facts[1].id])
-    shard = kv_folder() / "0123456789abcdef" / "r0"
-    for key in [*keys, "a" * 40]:
-        path = files.segment_path(shard, key)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(b"KV")
+    shard = stored([*keys, "a" * 40])
     report = cli.json("memory", "forget", facts[1].id, "--hard", "--verify")
     server = next(place for place in report["places"] if place["name"] == "KV on the server")
     assert not server["checked"] and "2 keys wait" in server["note"]
@@ -163,6 +160,67 @@ def test_without_a_server_and_a_folder_nothing_is_proved_about_kv(cli, facts):
     assert report["forgotten"] == 1 and report["left"] == 0 and report["proved"] is False
     assert "not proved" in result.stderr
     assert "--base-url" in result.stderr and "--kv" in result.stderr
+
+
+def stored(keys, folder=None):
+    """These segments, in a folder of KV."""
+    shard = (folder or kv_folder()) / "0123456789abcdef" / "r0"
+    for key in keys:
+        path = files.segment_path(shard, key)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"KV")
+    return shard
+
+
+def test_a_folder_with_none_of_our_kv_proves_nothing(cli, facts, tmp_path):
+    """It is another server's, or new."""
+    stored(["a" * 40], tmp_path / "theirs")
+    args = ("memory", "forget", facts[1].id, "--hard", "--verify")
+    result = cli(*args, "--kv", str(tmp_path / "theirs"), "--json", code=1)
+    assert json.loads(result.stdout)["proved"] is False
+    assert "no KV of this memory lay in" in result.stderr and "theirs" in result.stderr
+    assert "--base-url" in result.stderr
+
+
+def test_a_folder_that_holds_other_facts_of_ours_will_do(cli, facts):
+    with Memory(path=memory_folder(), background=False) as memory:
+        keys = memory.store.keys_behind([fact.id for fact in facts])
+        gone = memory.store.keys_behind([facts[2].id])
+    stored(set(keys) - set(gone))
+    assert cli.json("memory", "forget", facts[2].id, "--hard", "--verify")["proved"] is True
+
+
+def test_a_deletion_that_others_are_not_told_of_proves_nothing(cli, facts, monkeypatch):
+    with Memory(path=memory_folder(), background=False) as memory:
+        shard = stored(memory.store.keys_behind([fact.id for fact in facts]))
+
+    def full(*_args):
+        raise StoreError("a deletion cannot be noted: no space left")
+
+    args = ("memory", "forget", facts[1].id, "--hard", "--verify")
+    with monkeypatch.context() as patched:
+        patched.setattr(DeletionLog, "add", full)
+        result = cli(*args, "--json", code=1)
+    assert json.loads(result.stdout)["proved"] is False
+    assert "cannot be noted" in result.stderr and "same command again" in result.stderr
+    # Nor does it keep a server from being told.
+    with monkeypatch.context() as patched:
+        patched.setattr(DeletionLog, "add", full)
+        report = cli.json(*args, "--base-url", URL, code=1)
+    assert left(report)["KV on the server"] == 0
+    assert len(list(files.scan(shard))) == 1
+    # And then it can be repeated.
+    assert cli.json(*args, "--base-url", URL)["proved"] is True
+
+
+def test_what_was_not_proved_can_be_proved_later(cli, facts, fake_engine):
+    args = ("memory", "forget", facts[1].id, "--hard", "--verify", "--base-url", URL)
+    fake_engine.faults.unavailable = True
+    assert "same command again" in cli(*args, code=1).stderr
+    fake_engine.faults.unavailable = False
+    report = cli.json(*args)
+    assert (report["forgotten"], report["proved"]) == (0, True)
+    assert "there is no fact" in cli("memory", "forget", "f" + "a" * 12, *args[3:], code=1).stderr
 
 
 def test_without_kv_there_is_nothing_to_look_at(cli, home):

@@ -74,7 +74,7 @@ def test_what_is_no_key_is_passed_over(tmp_path: Path) -> None:
     assert reader.unseen() == {A}
 
 
-@pytest.mark.parametrize("lost", ["file", "folder", "store"])
+@pytest.mark.parametrize("lost", ["file", "folder", "store", "moved"])
 def test_a_file_that_was_taken_away_is_made_anew(tmp_path: Path, lost: str) -> None:
     root = tmp_path / "kv"
     writer, reader = log_of(root), log_of(root)
@@ -85,6 +85,8 @@ def test_a_file_that_was_taken_away_is_made_anew(tmp_path: Path, lost: str) -> N
             next((root / "forgotten").iterdir()).unlink()
         case "folder":
             shutil.rmtree(root / "forgotten")
+        case "moved":
+            root.rename(tmp_path / "elsewhere")
         case _:
             shutil.rmtree(root)
     assert reader.unseen() == set()

@@ -245,6 +245,7 @@ def test_a_transfer_that_drips_is_given_up_after_the_limit(redis_server: RedisSe
         straight.delete(SEGMENT.key)
 
 
+@pytest.mark.usefixtures("redis_server")
 def test_a_server_that_dies_and_comes_back(tmp_path: Path) -> None:
     with running_redis(tmp_path, password="open sesame") as server:
         with RemoteTier(open_objects(server.url, FAST), "model", limits=FAST) as tier:
@@ -265,6 +266,7 @@ def test_a_server_that_dies_and_comes_back(tmp_path: Path) -> None:
             assert tier.get(SEGMENT.key) == SEGMENT
 
 
+@pytest.mark.usefixtures("redis_server")
 def test_a_wrong_password_is_a_miss(tmp_path: Path) -> None:
     with running_redis(tmp_path, password="open sesame") as server:
         url = f"redis://:guess@127.0.0.1:{server.port}/0"
