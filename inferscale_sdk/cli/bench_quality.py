@@ -149,6 +149,10 @@ def _print(report: QualityReport) -> None:
     for row in report.rows:
         table.add_row(*_cells(row))
     out().print(table)
+    for arm, kept in report.overall.items():
+        parts = ", ".join(f"{n} {i.value:.2f}" for n, i in report.by_conversation[arm].items())
+        shown = f"{kept.value:.3f} ({kept.low:.2f} to {kept.high:.2f})"
+        out().print(f"{arm}, all choices of facts: {shown}; {parts}", markup=False)
     categories = {row.arm: row for row in report.rows}
     for arm, row in categories.items():
         parts = ", ".join(

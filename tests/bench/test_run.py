@@ -68,6 +68,7 @@ def test_arrival_relatives_are_those_that_were_there(material):
         ("related5/arrival", "injected/related-5/best-last/0/0/True/arrival/0"),
         ("prompt/time/top5", "prompt//time/0/5/True//0"),
         ("again", "prompt//best-last/0/0/True//96"),
+        ("w20/twice", "injected/preceding-20/best-last/0/0/True//0/twice"),
     ],
 )
 def test_arms_are_named_by_what_they_do(name, spec):

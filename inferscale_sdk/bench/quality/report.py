@@ -91,7 +91,9 @@ class QualityReport:
         dtype: It computed in.
         data: Name of the file.
         rows: In the order of arms and choices of facts.
-        overall: Useful information kept by each arm, over all choices of facts.
+        overall: Useful information kept by each arm, over all choices of facts. Those of one
+            question are resampled together.
+        by_conversation: The same for each conversation, by arm.
         encoding: Prompt tokens per own token of what was encoded in this run, by arm.
     """
 
@@ -100,6 +102,7 @@ class QualityReport:
     data: str
     rows: tuple[Row, ...]
     overall: Mapping[str, Interval]
+    by_conversation: Mapping[str, Mapping[str, Interval]]
     encoding: Mapping[str, float]
 
     def as_dict(self) -> dict[str, Any]:
@@ -110,6 +113,10 @@ class QualityReport:
             "data": self.data,
             "useful_information_kept": {arm: i.value for arm, i in self.overall.items()},
             "intervals": {arm: i.as_dict() for arm, i in self.overall.items()},
+            "by_conversation": {
+                arm: {name: interval.as_dict() for name, interval in found.items()}
+                for arm, found in self.by_conversation.items()
+            },
             "encoded_prompt_tokens_per_own_token": dict(self.encoding),
             "rows": [row.as_dict() for row in self.rows],
         }
@@ -125,17 +132,20 @@ def summarise(measured: Measured, *, model: str, data: str, seed: int = 0) -> Qu
         seed: Of the bootstrap.
     """
     results = measured.results
-    rows, overall = [], {}
+    rows, overall, by_conversation = [], {}, {}
     for arm, cells in results.items():
-        triples: dict[str, list[Triple]] = {}
         for cell, found in cells.items():
             full, other = results["prompt"][cell], results["other"][cell]
             rows.append(_row(arm, cell, found, full, other, seed))
-            for name, part in _triples(found.values(), full, other).items():
-                triples.setdefault(name, []).extend(part)
-        overall[arm] = bootstrap(triples, _pooled, seed=seed)
+        sums = _sums(cells, results["prompt"], results["other"])
+        overall[arm] = bootstrap(sums, _pooled, seed=seed)
+        by_conversation[arm] = {
+            name: bootstrap({name: part}, _pooled, seed=seed) for name, part in sums.items()
+        }
     encoding = {arm: prompt / own for arm, (own, prompt) in measured.encoding.items() if own}
-    return QualityReport(model, measured.dtype, data, tuple(rows), overall, encoding)
+    return QualityReport(
+        model, measured.dtype, data, tuple(rows), overall, by_conversation, encoding
+    )
 
 
 def _row(
@@ -175,6 +185,22 @@ def _triples(
         nlls = (other[result.question].nll, result.nll, full[result.question].nll)
         groups.setdefault(result.conversation, []).append(nlls)
     return groups
+
+
+def _sums(
+    cells: Mapping[Cell, Mapping[str, Result]],
+    full: Mapping[Cell, Mapping[str, Result]],
+    other: Mapping[Cell, Mapping[str, Result]],
+) -> dict[str, list[Triple]]:
+    """By conversation and question, over all choices of facts."""
+    sums: dict[str, dict[str, Triple]] = {}
+    for cell, found in cells.items():
+        for result in found.values():
+            name, part = result.question, sums.setdefault(result.conversation, {})
+            before = part.get(name, (0.0, 0.0, 0.0))
+            nlls = other[cell][name].nll, result.nll, full[cell][name].nll
+            part[name] = before[0] + nlls[0], before[1] + nlls[1], before[2] + nlls[2]
+    return {conversation: list(part.values()) for conversation, part in sums.items()}
 
 
 def _pooled(groups: Mapping[str, Sequence[Triple]]) -> float:

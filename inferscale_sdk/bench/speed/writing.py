@@ -3,7 +3,8 @@
 No model and no server take part: segments of random numbers in the shape of a model are turned to
 random places and written into random pages, as the connector does it; on a CPU into caches of the
 form that vLLM has there. The measure is a copy of as many bytes from one tensor to another; nothing
-that reads and writes each byte once is faster.
+that reads and writes each byte once is faster. It takes turns between two places, as the segments
+and pages do, so that none of them lies in a processor's cache more than the others.
 """
 
 from __future__ import annotations
@@ -130,11 +131,12 @@ class _Bed:
             self.ways["kernel_from_host"] = partial(self._write, writer, self._in_host_memory())
         if options.device == "cuda":
             self.ways["copy_from_host"] = self._copy_from_host
-        shape = self._layout.shape(most)
-        self._from = torch.zeros(shape, dtype=self._dtype, device=self._device).flatten()
-        self._to = torch.empty_like(self._from)
+        shape = (2, self._numbers(most))
+        self._from = torch.zeros(shape, dtype=self._dtype, device=self._device)
+        self._to = torch.zeros_like(self._from)
         on_gpu = self._device.type == "cuda"
-        self._pinned = torch.empty(shape, dtype=self._dtype, pin_memory=on_gpu).flatten()
+        self._pinned = torch.zeros(shape, dtype=self._dtype, pin_memory=on_gpu)
+        self._turn = 0
 
     def _paged(self, pages: int) -> PagedCache:
         """As vLLM's backends have it."""
@@ -188,16 +190,19 @@ class _Bed:
             self._cache.keys[layer][page, slot] = keys
             self._cache.values[layer][page, slot] = values
 
-    def _numbers(self, work: _Round) -> int:
-        return len(work.slots) * self._layout.bytes_per_token // self._dtype.itemsize
+    def _numbers(self, n_tokens: int) -> int:
+        return n_tokens * self._layout.bytes_per_token // self._dtype.itemsize
 
     def _copy(self, work: _Round) -> None:
-        n = self._numbers(work)
-        self._to[:n].copy_(self._from[:n])
+        self._plain_copy(self._from, work)
 
     def _copy_from_host(self, work: _Round) -> None:
-        n = self._numbers(work)
-        self._to[:n].copy_(self._pinned[:n], non_blocking=True)
+        self._plain_copy(self._pinned, work)
+
+    def _plain_copy(self, source: torch.Tensor, work: _Round) -> None:
+        n = self._numbers(len(work.slots))
+        self._turn = 1 - self._turn
+        self._to[self._turn, :n].copy_(source[self._turn, :n], non_blocking=True)
 
 
 def measure_write(options: WriteOptions, stages: Stages) -> dict[str, Any]:
