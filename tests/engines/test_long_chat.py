@@ -13,7 +13,9 @@ from inferscale_sdk.testing.fake_embedder import FakeEmbedder
 @pytest.mark.field_fault(16)
 def test_memory_in_a_long_chat_leaves_the_history_in_the_prefix_cache(engine, tmp_path) -> None:
     """The same facts again: only the new turn is computed. Other facts: never the facts."""
-    with Memory(engine, path=tmp_path / "m", embedder=FakeEmbedder(), background=False) as memory:
+    with Memory(
+        engine, live_facts=0, path=tmp_path / "m", embedder=FakeEmbedder(), background=False
+    ) as memory:
         memory.add(
             [f"Room {i} has {i + 2} windows to the north." for i in range(12)], user_id="ada"
         )

@@ -55,6 +55,7 @@ def memory(protected, tmp_path) -> Iterator[Memory]:
         path=tmp_path,
         embedder=FakeEmbedder(),
         window=PrecedingTurns(2),
+        live_facts=0,
         background=False,
     ) as memory:
         memory.add([f"On day {i} Vera repaired bicycle number {i}." for i in range(6)], user_id="v")

@@ -26,7 +26,7 @@ def engine(
 
 
 def test_facts_are_encoded_and_injected(engine: TransformersEngine, tmp_path: Path) -> None:
-    with Memory(engine, path=tmp_path / "memory", embedder=FakeEmbedder()) as memory:
+    with Memory(engine, live_facts=0, path=tmp_path / "memory", embedder=FakeEmbedder()) as memory:
         memory.add(LIFE, user_id="alice")
         assert memory.wait_encoded(30.0)
         answer = memory.answer("Where do I live?", user_id="alice", sampling=SHORT)
@@ -43,7 +43,9 @@ def test_facts_are_encoded_and_injected(engine: TransformersEngine, tmp_path: Pa
 
 
 async def test_async_memory(engine: TransformersEngine, tmp_path: Path) -> None:
-    async with AsyncMemory(engine, path=tmp_path / "memory", embedder=FakeEmbedder()) as memory:
+    async with AsyncMemory(
+        engine, live_facts=0, path=tmp_path / "memory", embedder=FakeEmbedder()
+    ) as memory:
         await memory.add(LIFE, user_id="alice")
         assert await memory.wait_encoded(30.0)
         answer = await memory.answer("Where do I live?", user_id="alice", sampling=SHORT)

@@ -53,7 +53,12 @@ def remember(tmp_path: Path) -> Iterator[Callable[..., Memory]]:
 
     def make(engine: VLLMEngine, folder: str = "memory", **options: object) -> Memory:
         memory = Memory(
-            engine, path=tmp_path / folder, embedder=FakeEmbedder(), background=False, **options
+            engine,
+            path=tmp_path / folder,
+            embedder=FakeEmbedder(),
+            background=False,
+            live_facts=0,
+            **options,
         )
         made.append(memory)
         return memory

@@ -253,7 +253,7 @@ from inferscale_sdk import Memory, VLLMEngine
 from inferscale_sdk.testing.fake_embedder import FakeEmbedder
 url, model, folder, act = sys.argv[1:]
 engine = VLLMEngine(url, tokenizer=model)
-memory = Memory(engine, path=folder, embedder=FakeEmbedder())
+memory = Memory(engine, live_facts=0, path=folder, embedder=FakeEmbedder())
 if act == "encode":
     boxes = [f"Box {i} is number {i * 17 + 5} in the catalogue." for i in range(60)]
     memory.add(boxes, user_id="eve")

@@ -19,7 +19,7 @@ def main() -> None:
     config = {"configurable": {"thread_id": "long", "user_id": "ann"}}
     with (
         VLLMEngine(base_url) as engine,
-        Memory(engine, path=f"{folder}/memory") as memory,
+        Memory(engine, live_facts=0, path=f"{folder}/memory") as memory,
         SqliteSaver.from_conn_string(f"{folder}/checkpoints.db") as saver,
     ):
         agent = create_agent(

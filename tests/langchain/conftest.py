@@ -121,7 +121,7 @@ def prompt_of(body: dict[str, Any], tokenizer: Any) -> str:
 @pytest.fixture(scope="session")
 def real_memory(engine, tmp_path_factory) -> Iterator[Memory]:
     """Facts of Ann and Bob on the real server, encoded."""
-    with Memory(engine, path=tmp_path_factory.mktemp("langchain-memory")) as memory:
+    with Memory(engine, live_facts=0, path=tmp_path_factory.mktemp("langchain-memory")) as memory:
         fill(memory)
         assert memory.wait_encoded(120)
         yield memory

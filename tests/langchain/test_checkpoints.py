@@ -31,7 +31,7 @@ def process(engine, folder: Path, turns: list[str]) -> dict:
 
 
 def test_thirty_turns_resumed_under_strict_msgpack_still_recall_and_inject(engine, tmp_path):
-    with Memory(engine, path=tmp_path / "memory") as memory:
+    with Memory(engine, live_facts=0, path=tmp_path / "memory") as memory:
         memory.add("My sister Ines plays the violin", user_id="ann")
         assert memory.wait_encoded(60)
 

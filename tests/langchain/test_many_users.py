@@ -16,7 +16,7 @@ USERS = 50
 @pytest.fixture(scope="module")
 def secrets_memory(engine, tmp_path_factory):
     """One secret and one other fact for each of fifty users, encoded."""
-    with Memory(engine, path=tmp_path_factory.mktemp("fifty")) as memory:
+    with Memory(engine, live_facts=0, path=tmp_path_factory.mktemp("fifty")) as memory:
         for i in range(USERS):
             memory.add(
                 [f"My secret word is zebra{i:02d}x", f"I was born in year {1950 + i}"],

@@ -130,5 +130,5 @@ class TestRetriever(RetrieversIntegrationTests):
 class TestVectorStore(VectorStoreIntegrationTests):
     @pytest.fixture
     def vectorstore(self, engine: Any, tmp_path: Path) -> Iterator[VectorStore]:  # type: ignore[override]
-        with Memory(engine, path=tmp_path) as memory:
+        with Memory(engine, live_facts=0, path=tmp_path) as memory:
             yield InferScaleVectorStore(memory, user_id="ann")

@@ -177,7 +177,12 @@ def reasoning(talkative, tmp_path) -> Iterator[ChatInferScale]:
     from inferscale_sdk.testing.fake_tokenizer import FakeTokenizer
 
     engine = VLLMEngine(talkative, tokenizer=FakeTokenizer())
-    with Memory(engine, path=tmp_path, embedder=FakeEmbedder(), background=False) as memory, engine:
+    with (
+        Memory(
+            engine, live_facts=0, path=tmp_path, embedder=FakeEmbedder(), background=False
+        ) as memory,
+        engine,
+    ):
         yield ChatInferScale(memory=memory)
 
 

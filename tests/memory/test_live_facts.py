@@ -50,3 +50,24 @@ def test_injected_and_live_facts_each_stand_in_the_wanted_order(make, engine, li
 def test_an_unknown_order_is_refused(make):
     with pytest.raises(ConfigurationError, match="order='worst' must be one of"):
         make(order="worst")
+
+
+@pytest.mark.parametrize(("top_k", "n_live"), [(1, 0), (2, 1), (5, 1)])
+def test_by_default_the_best_of_several_facts_stays_text(make, engine, life, top_k, n_live):
+    memory = make(live_facts=None)
+    memory.add(life, user_id="alice")
+    assert memory.wait_encoded(10.0)
+    answer = memory.answer("What is my dog called?", user_id="alice", top_k=top_k)
+    plan = engine.prompts[-1]
+    assert plan.live_fact_ids == tuple(scored.fact.id for scored in answer.facts[:n_live])
+    assert sum(segment.kind == "fact" for segment in plan.segments) == top_k - n_live
+
+
+def test_by_default_a_long_fact_is_injected(make, engine):
+    memory = make(live_facts=None)
+    memory.add(["My dog " + "barks and " * 80 + "sleeps.", "I live in Porto."], user_id="alice")
+    assert memory.wait_encoded(10.0)
+    memory.answer("What does my dog do?", user_id="alice", top_k=2)
+    plan = engine.prompts[-1]
+    assert plan.live_fact_ids == ()
+    assert sum(segment.kind == "fact" for segment in plan.segments) == 2

@@ -25,7 +25,7 @@ _numbers = itertools.count()
 @pytest.fixture(scope="module")
 def memory(engine, tmp_path_factory) -> Iterator[Memory]:
     folder = tmp_path_factory.mktemp("llama-index")
-    with Memory(engine, path=folder / "memory", embedder=FakeEmbedder()) as memory:
+    with Memory(engine, live_facts=0, path=folder / "memory", embedder=FakeEmbedder()) as memory:
         yield memory
 
 
