@@ -74,8 +74,13 @@ def run_demo(listener: Listener, options: DemoOptions | None = None) -> DemoRepo
     # No threads of our own: the client must not compete with the server while it is measured.
     with (
         engine,
+        # Everything injected: the two ways are to be told apart.
         Memory(
-            engine, path=folder / "memory", embedder=loading.result(), background=False
+            engine,
+            path=folder / "memory",
+            embedder=loading.result(),
+            background=False,
+            live_facts=0,
         ) as memory,
     ):
         life = load_life()
