@@ -37,6 +37,7 @@ ASKED, OTHERS = "asked", "others"
 
 # Room for one request of the largest k and a little more: what comes after pushes it out.
 _ROOM = 1.25
+_PATIENCE_SECONDS = 1800.0  # of a hundred users the last one waits for all others
 _MIB = 1 << 20
 
 
@@ -147,7 +148,8 @@ def _attached(
     from inferscale_sdk.engines.vllm import VLLMEngine
 
     assert options.base_url is not None
-    with VLLMEngine(options.base_url, exact_reports=True) as engine, ExitStack() as stack:
+    running = VLLMEngine(options.base_url, exact_reports=True, timeout_seconds=_PATIENCE_SECONDS)
+    with running as engine, ExitStack() as stack:
         yield _filled(engine, options, corpus, stages, embedder, stack)
 
 
@@ -176,6 +178,7 @@ def _start(
                 log_path=options.folder / f"{name}.log",
                 kv_cache_gib=options.kv_cache_gib,
                 exact_reports=True,
+                timeout_seconds=_PATIENCE_SECONDS,
                 **tiers,
             )
         )
