@@ -53,6 +53,7 @@ class Load:
             "ttft_ms": Spread.of([one.ttft_ms for one in self.answers]).as_dict(),
             "e2el_ms": Spread.of([one.e2el_ms for one in self.answers]).as_dict(),
             **({"tpot_ms": tpot.as_dict()} if tpot else {}),
+            "prompt_tokens": sum(one.report.prompt_tokens for one in self.answers),
             "injected_tokens": injected,
             "cached_tokens": sum(one.report.cached_tokens for one in self.answers),
         }

@@ -113,13 +113,14 @@ def _throughput(result: Mapping[str, Any]) -> list[Table]:
     tables: list[Table] = []
     closed = result.get("closed", [])
     if closed:
-        head = ["output tokens", "users", "arm", "requests/s", "output tokens/s", "TTFT ms",
-                "TPOT ms", "E2EL ms"]  # fmt: skip
+        head = ["output tokens", "users", "arm", "not computed", "requests/s", "output tokens/s",
+                "TTFT ms", "TPOT ms", "E2EL ms"]  # fmt: skip
         rows = [
             [
                 str(cell["output_tokens"]),
                 str(cell["users"]),
                 ARM_NAMES[cell["arm"]],
+                f"{(cell['injected_tokens'] + cell['cached_tokens']) / cell['prompt_tokens']:.0%}",
                 number(cell["requests_per_second"], 2),
                 number(cell["output_tokens_per_second"], 1),
                 spread(cell["ttft_ms"]),

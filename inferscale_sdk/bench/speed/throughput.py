@@ -73,11 +73,6 @@ class ThroughputOptions:
                 f"{', '.join(BASIC_ARMS)}"
             )
 
-    @property
-    def people(self) -> int:
-        """Prompts that differ between users of one load, or arrivals."""
-        return max(max(self.users, default=0), self.arrivals if self.rates else 0)
-
 
 @dataclass(slots=True)
 class _Prompts:
@@ -103,7 +98,7 @@ def measure_throughput(bed: Bed, options: ThroughputOptions, stages: Stages) -> 
     prompts = _Prompts(_plans(bed, options, stages))
     url = getattr(bed.engine, "base_url", None)
     before = read_counter(url, EXTERNAL_HITS) if url else 0
-    warmed = _warm(bed, options, prompts, stages)
+    warmed = _warm(bed, prompts, Arm.INJECT, len(prompts.plans), stages)
     closed, poisson = [], []
     with collector_paused():
         for tokens in options.output_tokens:
@@ -144,15 +139,13 @@ def _plans(bed: Bed, options: ThroughputOptions, stages: Stages) -> list[PromptP
         ]
 
 
-def _warm(bed: Bed, options: ThroughputOptions, prompts: _Prompts, stages: Stages) -> int:
-    """Every segment in memory; every ceiling's prompt in vLLM's prefix cache."""
-    work = [(Arm.INJECT, number) for number in range(len(prompts.plans))]
-    if Arm.CACHED in options.arms:
-        work += [(Arm.CACHED, user) for user in range(options.people)]
+def _warm(bed: Bed, prompts: _Prompts, arm: Arm, users: int, stages: Stages) -> int:
+    """Every segment in memory; or every user's prompt in vLLM's prefix cache, for the ceiling."""
     injected = 0
-    with stages.steps("warm", "Warming up", len(work)) as step:
-        for start in range(0, len(work), _WARM_AT_ONCE):
-            plans = [[prompts.of(arm, user)] for arm, user in work[start : start + _WARM_AT_ONCE]]
+    with stages.steps("warm", f"Warming up, {arm.value}", users) as step:
+        for start in range(0, users, _WARM_AT_ONCE):
+            several = range(start, min(start + _WARM_AT_ONCE, users))
+            plans = [[prompts.of(arm, user)] for user in several]
             load = asyncio.run(closed_load(bed.engine, plans, _ONE, step))
             injected += sum(one.report.injected_tokens for one in load.answers)
     return injected
@@ -167,6 +160,8 @@ def _closed(
     users: int,
     tokens: int,
 ) -> dict[str, Any]:
+    if arm is Arm.CACHED:  # loads before it have pushed some out
+        _warm(bed, prompts, arm, users, stages)
     plans = [[prompts.of(arm, user) for _ in range(options.requests)] for user in range(users)]
     what = f"{users} users, {tokens} output tokens, {arm.value}"
     load = _run(
@@ -182,6 +177,8 @@ def _poisson(
     bed: Bed, options: ThroughputOptions, prompts: _Prompts, stages: Stages, arm: Arm, rate: float
 ) -> dict[str, Any]:
     tokens = options.output_tokens[0]
+    if arm is Arm.CACHED:
+        _warm(bed, prompts, arm, options.arrivals, stages)
     plans = [prompts.of(arm, number) for number in range(options.arrivals)]
     load = _run(
         stages,
