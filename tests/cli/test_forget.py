@@ -220,7 +220,8 @@ def test_what_was_not_proved_can_be_proved_later(cli, facts, fake_engine):
     fake_engine.faults.unavailable = False
     report = cli.json(*args)
     assert (report["forgotten"], report["proved"]) == (0, True)
-    assert "there never was a fact" in cli("memory", "forget", "f" + "a" * 12, *args[3:], code=1).stderr
+    unknown = cli("memory", "forget", "f" + "a" * 12, *args[3:], code=1)
+    assert "there never was a fact" in unknown.stderr
 
 
 def test_without_kv_there_is_nothing_to_look_at(cli, home):
