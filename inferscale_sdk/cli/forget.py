@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -109,7 +109,7 @@ class _Task:
     n_gone: int = 0
     evidence: Evidence | None = None
     kv_was_here: bool = False
-    not_dropped: list[str] = field(default_factory=list)
+    drop_failed: bool = False
 
     def gather(self, fact_ids: Sequence[str] | None) -> None:
         """Write down what must be gone."""
@@ -155,7 +155,7 @@ class _Task:
                 self._failed(error)
 
     def _failed(self, error: Exception) -> None:
-        self.not_dropped.append(str(error))
+        self.drop_failed = True
         err().print(f"stored KV is dropped later: {error}", markup=False)
 
     def proof(self) -> _Proof | None:
@@ -182,7 +182,7 @@ class _Task:
                 f"{n} segments of KV were stored, and no KV of this memory lay in {self.kv}; name "
                 "the server with --base-url, or its folder with --kv"
             )
-        if self.not_dropped or (self.engine is not None and not all(p.checked for p in places)):
+        if self.drop_failed or (self.engine is not None and not all(p.checked for p in places)):
             return (
                 "not every place could be reached; once it can, give the same command again, or "
                 "`inferscale kv gc --base-url URL`"

@@ -11,7 +11,7 @@ from datetime import UTC, datetime, timedelta
 from inferscale_sdk.engines.base import Engine
 from inferscale_sdk.facts.base import FactStore
 
-__all__ = ["DAMAGED_ONLY", "GRACE_SECONDS", "OrphanCheck", "OrphanReport"]
+__all__ = ["DAMAGED_ONLY", "GRACE_SECONDS", "PAGE", "OrphanCheck", "OrphanReport", "key_pages"]
 
 log = logging.getLogger(__name__)
 
@@ -86,7 +86,7 @@ class OrphanCheck:
         if orphans:
             log.info("%d segments belong to no fact any more; they are dropped", len(orphans))
         report = OrphanReport(orphans=len(orphans))
-        for keys in self._pages(profile):
+        for keys in key_pages(self._store, profile):
             found = self._engine.locate(keys)
             gone = [key for key in keys if DAMAGED_ONLY.issuperset(found.get(key, ()))]
             evicted = bool(gone) and self._evicts()
@@ -107,8 +107,13 @@ class OrphanCheck:
         tiers = self._engine.stats().tiers.values()
         return any(tier.get("evictions") for tier in tiers if isinstance(tier, Mapping))
 
-    def _pages(self, profile: str) -> Iterator[list[str]]:
-        after = ""
-        while keys := self._store.recorded_keys(profile, after=after, limit=PAGE):
-            yield keys
-            after = keys[-1]
+
+def key_pages(store: FactStore, profile: str) -> Iterator[list[str]]:
+    """All keys that records under ``profile`` name, :data:`PAGE` at a time.
+
+    Records of a page may be dropped before the next one is asked for.
+    """
+    after = ""
+    while keys := store.recorded_keys(profile, after=after, limit=PAGE):
+        yield keys
+        after = keys[-1]

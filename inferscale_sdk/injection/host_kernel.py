@@ -6,8 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from numba import carray, njit, types
-from numba.extending import overload
+from numba import carray, njit
 
 from inferscale_sdk.injection.simd import (
     LANES,
@@ -49,37 +48,17 @@ def _turn_heads(row: Any, head_dim: int, cos: Any, sin: Any) -> None:
             second[i] = fma(x, sin[i], y * cos[i])
 
 
-def _turn(stored: Any, row: Any, head_dim: int, cos: Any, sin: Any, real: Any) -> None:
-    """Turn one token's keys into ``row``; ``real`` is float32 and as long."""
-    raise NotImplementedError("only compiled")
-
-
-@overload(_turn)  # type: ignore[untyped-decorator]
-def _turn_of(
-    _stored: Any, row: Any, _head_dim: Any, _cos: Any, _sin: Any, _real: Any
-) -> Callable[..., None]:
-    def float32(_stored: Any, row: Any, _head_dim: Any, _cos: Any, _sin: Any, _real: Any) -> None:
-        for i in range(len(row)):
-            row[i] = _stored[i]
-        _turn_heads(row, _head_dim, _cos, _sin)
-
-    def bfloat16(_stored: Any, row: Any, _head_dim: Any, _cos: Any, _sin: Any, _real: Any) -> None:
-        bits = _real.view(np.uint32)
-        for i in range(len(row)):
-            bits[i] = np.uint32(_stored[i]) << np.uint32(16)
-        _turn_heads(_real, _head_dim, _cos, _sin)
-        for i in range(len(row)):
-            odd = (bits[i] >> np.uint32(16)) & np.uint32(1)
-            row[i] = np.uint16((bits[i] + np.uint32(0x7FFF) + odd) >> np.uint32(16))
-
-    return bfloat16 if row.dtype is types.uint16 else float32
-
-
 def _turn_keys(data: Any, cos: Any, sin: Any, moved: Any, head_dim: int, real: Any) -> None:
+    bits = real.view(np.uint32)
     for layer in range(data.shape[0]):
-        for m in range(len(moved)):
-            keys = data[layer, 0, moved[m]]
-            _turn(keys, keys, head_dim, cos[moved[m]], sin[moved[m]], real)
+        for t in moved:
+            keys = data[layer, 0, t]
+            for i in range(len(keys)):
+                bits[i] = np.uint32(keys[i]) << np.uint32(16)
+            _turn_heads(real, head_dim, cos[t], sin[t])
+            for i in range(len(keys)):
+                odd = (bits[i] >> np.uint32(16)) & np.uint32(1)
+                keys[i] = np.uint16((bits[i] + np.uint32(0x7FFF) + odd) >> np.uint32(16))
 
 
 @njit(nogil=True)  # type: ignore[untyped-decorator]

@@ -12,6 +12,7 @@ from pathlib import Path
 from inferscale_sdk.engines.base import Engine
 from inferscale_sdk.errors import EngineError, NotFoundError, StoreError
 from inferscale_sdk.facts.base import FactStore, KeyState
+from inferscale_sdk.ingest.orphans import key_pages
 from inferscale_sdk.memory.collecting import orphans_of
 from inferscale_sdk.memory.residue import database_files, residue
 from inferscale_sdk.recall.base import RECALL_FILE
@@ -105,13 +106,11 @@ def has_kv_in(store: FactStore, folder: Path) -> bool:
     """
     if kv_files.locate(folder, store.forget_queue(_ALL)):
         return True
-    for profile in store.profiles():
-        after = ""
-        while keys := store.recorded_keys(profile, after=after):
-            if kv_files.locate(folder, keys):
-                return True
-            after = keys[-1]
-    return False
+    return any(
+        kv_files.locate(folder, keys)
+        for profile in store.profiles()
+        for keys in key_pages(store, profile)
+    )
 
 
 def look(

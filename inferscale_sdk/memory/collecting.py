@@ -19,7 +19,7 @@ from inferscale_sdk.engines.base import Engine
 from inferscale_sdk.errors import EngineError
 from inferscale_sdk.facts.base import FactStore, KeyState
 from inferscale_sdk.ingest.forgetting import send_forgets
-from inferscale_sdk.ingest.orphans import DAMAGED_ONLY, GRACE_SECONDS, PAGE
+from inferscale_sdk.ingest.orphans import DAMAGED_ONLY, GRACE_SECONDS, PAGE, key_pages
 from inferscale_sdk.kv.key import namespace_secret, owner_tag
 from inferscale_sdk.memory.write_verbs import every_owner
 from inferscale_sdk.tiers import files
@@ -166,12 +166,10 @@ def _lost(
 ) -> int:
     lost = 0
     for profile in profiles:
-        after = ""
-        while keys := store.recorded_keys(profile, after=after, limit=PAGE):
+        for keys in key_pages(store, profile):
             found = locate(keys)
             gone = [key for key in keys if DAMAGED_ONLY.issuperset(found.get(key, ()))]
             lost += len(gone) if dry_run or not gone else store.drop_encodings(gone)
-            after = keys[-1]
     return lost
 
 

@@ -177,13 +177,16 @@ def _row(
     )
 
 
+def _triple(result: Result, full: Mapping[str, Result], other: Mapping[str, Result]) -> Triple:
+    return other[result.question].nll, result.nll, full[result.question].nll
+
+
 def _triples(
     found: Sequence[Result] | Any, full: Mapping[str, Result], other: Mapping[str, Result]
 ) -> dict[str, list[Triple]]:
     groups: dict[str, list[Triple]] = {}
     for result in found:
-        nlls = (other[result.question].nll, result.nll, full[result.question].nll)
-        groups.setdefault(result.conversation, []).append(nlls)
+        groups.setdefault(result.conversation, []).append(_triple(result, full, other))
     return groups
 
 
@@ -198,7 +201,7 @@ def _sums(
         for result in found.values():
             name, part = result.question, sums.setdefault(result.conversation, {})
             before = part.get(name, (0.0, 0.0, 0.0))
-            nlls = other[cell][name].nll, result.nll, full[cell][name].nll
+            nlls = _triple(result, full[cell], other[cell])
             part[name] = before[0] + nlls[0], before[1] + nlls[1], before[2] + nlls[2]
     return {conversation: list(part.values()) for conversation, part in sums.items()}
 
@@ -217,8 +220,8 @@ def _by_category(
 ) -> dict[str, tuple[float, int]]:
     parts: dict[str, list[Triple]] = {}
     for result in results:
-        nlls = (other[result.question].nll, result.nll, full[result.question].nll)
-        parts.setdefault(CATEGORIES[result.category], []).append(nlls)
+        name = CATEGORIES[result.category]
+        parts.setdefault(name, []).append(_triple(result, full, other))
     return {name: (useful_information(part), len(part)) for name, part in sorted(parts.items())}
 
 
