@@ -148,12 +148,35 @@ def _prefetch_row(row: int, nbytes: int) -> None:
         prefetch(row + i)
 
 
+@njit(nogil=True, error_model="numpy")  # type: ignore[untyped-decorator]
+def _moves(angles: Any, old: Any, new: Any, cos: Any, sin: Any) -> Any:
+    # To the bit as RotaryTable.moves and moved_tokens have it. Returns which tokens are turned; of
+    # the others cos and sin are left as they are.
+    moved = np.zeros(len(old), np.bool_)
+    for t in range(len(old)):
+        if old[t] == new[t]:
+            continue
+        old_cos, old_sin = angles[0, old[t]], angles[1, old[t]]
+        new_cos, new_sin = angles[0, new[t]], angles[1, new[t]]
+        for i in range(angles.shape[2]):
+            length = old_cos[i] * old_cos[i] + old_sin[i] * old_sin[i]
+            cos[t, i] = (new_cos[i] * old_cos[i] + new_sin[i] * old_sin[i]) / length
+            sin[t, i] = (new_sin[i] * old_cos[i] - new_cos[i] * old_sin[i]) / length
+        for i in range(angles.shape[2]):
+            if sin[t, i] != 0 or cos[t, i] != 1:
+                moved[t] = True
+                break
+    return moved
+
+
 def _write_columns(
     like: Any, source: Any, plane: Any, key_at: Any, value_at: Any, runs: Any,
-    cos: Any, sin: Any, moved: Any, layers: Any, keys: Any, values: Any,
+    angles: Any, old: Any, new: Any, cos: Any, sin: Any, layers: Any, keys: Any, values: Any,
     n_heads: int, head_dim: int, key_head: int, value_head: int, key_channel: int,
 ) -> None:  # fmt: skip
-    half = cos.shape[1]
+    half = angles.shape[2]
+    moved = _moves(angles, old, new, cos, sin)
+    # The arrays of these addresses are the caller's: numba frees its own after their last use.
     row_bytes = n_heads * head_dim * like.itemsize
     cos_at = _address(cos) + np.arange(len(cos)) * cos.strides[0]
     sin_at = _address(sin) + np.arange(len(sin)) * sin.strides[0]
@@ -198,8 +221,11 @@ Addresses, places and steps are in bytes. Its arguments:
 - ``key_at``, ``value_at``: int64 [token], where a token goes within a layer's cache;
 - ``runs``: int64, the first token of each run of slots that lie side by side, and at the end the
   number of tokens;
-- ``cos``, ``sin``: float32 [token, rotary_dim/2], the latter a multiple of :data:`LANES`;
-- ``moved``: bool [token], whether its keys are turned;
+- ``angles``: the rows of a :class:`~inferscale_sdk.rope.table.RotaryTable`, float32
+  [cos or sin, position, rotary_dim/2], the latter a multiple of :data:`LANES`, or 0 for layers
+  without positions;
+- ``old``, ``new``: int64 [token], the positions its keys were rotated at and shall be;
+- ``cos``, ``sin``: float32 [token, rotary_dim/2], room for what turns each token's keys;
 - ``layers``: int64 [layer], which ones;
 - ``keys``, ``values``: int64 by layer, addresses of the caches;
 - ``n_heads``; ``head_dim``, a multiple of :data:`LANES`;

@@ -16,7 +16,6 @@ from typing import Self
 import numpy as np
 import torch
 
-from inferscale_sdk.injection.fused import moved_tokens
 from inferscale_sdk.injection.paged import PagedCache, PageWriter, TokenTable, WriterFactory
 from inferscale_sdk.injection.pieces import LayerTables, one_thread
 
@@ -95,12 +94,12 @@ class HostPageWriter(PageWriter):
             self._write(tokens)
 
     def _write(self, tokens: TokenTable) -> None:
-        source, plane, slot, old, new = tokens.fields
+        source, plane, slot, old, new = tokens.fields.numpy()
         size = self._layout.dtype.itemsize
-        page, offset = slot // self._cache.keys[0].shape[1], slot % self._cache.keys[0].shape[1]
+        page, offset = np.divmod(slot, self._cache.keys[0].shape[1])
         places, heads = [], []
         for tensor in (self._cache.keys[0], self._cache.values[0]):
-            places.append(((page * tensor.stride(0) + offset * tensor.stride(1)) * size).numpy())
+            places.append(page * (tensor.stride(0) * size) + offset * (tensor.stride(1) * size))
             heads.append(tensor.stride(2) * size)
         # Where slots no longer lie side by side.
         breaks = np.flatnonzero(np.diff(places[0]) != size) + 1
@@ -108,20 +107,17 @@ class HostPageWriter(PageWriter):
         start = 0
         for table, same in groupby(self._tables):
             stop = start + len(list(same))
-            cos = sin = torch.empty((len(slot), 0))
-            moved = torch.zeros(len(slot), dtype=torch.bool)
-            if table is not None:
-                cos, sin = table.moves(old, new)
-                moved = moved_tokens(cos, sin)
+            angles = np.empty((2, 0, 0), np.float32) if table is None else table.rows.numpy()
             self._kernel(
                 self._like,
-                source.numpy(),
-                plane.numpy(),
+                source,
+                plane,
                 *places,
                 runs,
-                cos.contiguous().numpy(),
-                sin.contiguous().numpy(),
-                moved.numpy(),
+                angles,
+                old,
+                new,
+                *np.empty((2, len(slot), angles.shape[2]), np.float32),
                 np.arange(start, stop),
                 *self._bases,
                 self._layout.n_kv_heads,
