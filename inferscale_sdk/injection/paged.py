@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Self, TypeAlias
+from typing import NamedTuple, Self, TypeAlias
 
 import numpy as np
 import torch
@@ -178,17 +178,21 @@ class PageWriter(ABC):
         """
         if not pieces:
             raise ValueError("a load plan without pieces; at least one is needed")
-        for piece in pieces:
-            self._check(piece, segments[piece.key])
+        self._check(pieces, segments)
         staged = self._staged(pieces, segments)
         self._launch(self._token_table(pieces, segments, staged, slots))
 
-    def _check(self, piece: Piece, lent: Lent) -> None:
-        data = lent.data
-        if not 0 <= piece.start < piece.stop <= lent.n_tokens:
-            raise ValueError(f"{piece} of a segment of {lent.n_tokens} tokens")
-        # Rows as the segment they would be; a view, nothing is copied.
-        self._layout.check(data.permute(1, 2, 0, 3, 4) if isinstance(lent, Rows) else data)
+    def _check(self, pieces: Sequence[Piece], segments: Mapping[str, Lent]) -> None:
+        tensors = {}  # most segments lie in one
+        for piece in pieces:
+            lent = segments[piece.key]
+            if not 0 <= piece.start < piece.stop <= lent.n_tokens:
+                raise ValueError(f"{piece} of a segment of {lent.n_tokens} tokens")
+            tensors[id(lent.data)] = lent
+        for lent in tensors.values():
+            # Rows as the segment they would be; a view, nothing is copied.
+            rows = isinstance(lent, Rows)
+            self._layout.check(lent.data.permute(1, 2, 0, 3, 4) if rows else lent.data)
 
     def _is_here(self, lent: Lent) -> bool:
         return lent.device == self._cache.device
@@ -222,33 +226,34 @@ class PageWriter(ABC):
         staged: torch.Tensor | None,
         slots: torch.Tensor,
     ) -> TokenTable:
-        bases, steps, planes, moves, rows = [], [], [], [], []
+        found, moves, rows = [], [], []
+        runs: dict[int, _Run] = {}
         n_staged = 0
         for piece in pieces:
             lent, n = segments[piece.key], piece.stop - piece.start
-            if self._is_here(lent):
-                base, step, plane, index = _place(lent, piece.start, piece.stop)
-            else:
+            data, index = lent.data, np.arange(piece.start, piece.stop)
+            if by_row := isinstance(lent, Rows):
+                index = lent.slots[piece.start : piece.stop]
+            if not self._is_here(lent):
                 assert staged is not None
-                base, step, plane = _runs(staged)
-                index = np.arange(n_staged, n_staged + n)
+                data, index, by_row = staged, np.arange(n_staged, n_staged + n), False
                 n_staged += n
-            bases.append(base)
-            steps.append(step)
-            planes.append(plane)
-            rows.append(index)
+            if (run := runs.get(id(data))) is None:
+                run = runs[id(data)] = _run(data, by_row=by_row)
+            found.append(run)
             moves.append(lent.origin + piece.start - piece.position)
+            rows.append(index)
         counts = [len(index) for index in rows]
-        n_tokens = sum(counts)
-        table = torch.empty((5, n_tokens), dtype=torch.int64, pin_memory=self._pinned())
-        source, plane_bytes, slot, old, new = table.numpy()
-        source[:] = np.repeat(bases, counts) + np.concatenate(rows) * np.repeat(steps, counts)
-        plane_bytes[:] = np.repeat(planes, counts)
-        slot[:] = self._checked_slots(slots, n_tokens)
-        new[:] = np.arange(pieces[0].position, pieces[0].position + n_tokens)
+        base, step, plane = np.repeat(np.array(found, np.int64).T, counts, axis=1)
+        table = torch.empty((5, len(base)), dtype=torch.int64, pin_memory=self._pinned())
+        source, planes, slot, old, new = table.numpy()
+        source[:] = base + np.concatenate(rows) * step
+        planes[:] = plane
+        slot[:] = self._checked_slots(slots, len(base))
+        new[:] = np.arange(pieces[0].position, pieces[0].position + len(base))
         old[:] = new + np.repeat(moves, counts)
         self._check_positions(old, new)
-        aligned = not any(n % ALIGN for n in (*bases, *steps, *planes))
+        aligned = not any(n % ALIGN for run in runs.values() for n in run)
         return TokenTable(table, aligned, staged)
 
     def _checked_slots(self, slots: torch.Tensor, n_tokens: int) -> NDArray[np.int64]:
@@ -269,23 +274,21 @@ class PageWriter(ABC):
             )
 
 
-def _place(lent: Lent, start: int, stop: int) -> tuple[int, int, int, NDArray[np.int64]]:
-    """Address, bytes from row to row, bytes from keys to values, and the rows of some tokens."""
-    if isinstance(lent, Rows):
-        row, _, plane, *_ = _steps(lent.data)
-        return lent.data.data_ptr(), row, plane, lent.slots[start:stop]
-    return (*_runs(lent.data), np.arange(start, stop))
+class _Run(NamedTuple):
+    """Tokens of one tensor. All in bytes."""
+
+    base: int
+    """Address of the first one's keys in the first layer."""
+    row: int
+    """From one token to the next."""
+    plane: int
+    """From keys to values."""
 
 
-def _runs(data: torch.Tensor) -> tuple[int, int, int]:
-    """The same of a contiguous ``[layer, kv, token, kv_head, head_dim]``."""
-    _, plane, row, *_ = _steps(data)
-    return data.data_ptr(), row, plane
-
-
-def _steps(data: torch.Tensor) -> list[int]:
-    """Bytes from one to the next of each dim."""
-    return [step * data.itemsize for step in data.stride()]
+def _run(data: torch.Tensor, *, by_row: bool) -> _Run:
+    """Of ``[slot, layer, kv, kv_head, head_dim]``, or of ``[layer, kv, token, …]``."""
+    steps = [step * data.itemsize for step in data.stride()]
+    return _Run(data.data_ptr(), steps[0 if by_row else 2], steps[2 if by_row else 1])
 
 
 WriterFactory: TypeAlias = Callable[[PagedCache, LayerTables], PageWriter | None]
