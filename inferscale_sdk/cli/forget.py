@@ -26,7 +26,7 @@ from inferscale_sdk.cli.values import existing_folder
 if TYPE_CHECKING:
     from inferscale_sdk.engines.base import Engine
     from inferscale_sdk.memory import Memory
-    from inferscale_sdk.memory.absence import Evidence, Place
+    from inferscale_sdk.memory.absence import Evidence, Place, Whereabouts
 
 __all__ = ["forget"]
 
@@ -56,6 +56,16 @@ def forget(
             metavar="FOLDER",
         ),
     ] = None,
+    no_server: Annotated[
+        bool,
+        typer.Option("--no-server", help="No server works on that KV, nor a remote store with it."),
+    ] = False,
+    allow_missing: Annotated[
+        bool,
+        typer.Option(
+            "--allow-missing", help="KV that lies nowhere was evicted, and needs no other place."
+        ),
+    ] = False,
     json: Json = False,
 ) -> None:
     """Forget facts: text, vectors, and stored KV, now where it can be reached."""
@@ -75,17 +85,24 @@ def forget(
             "--verify proves that nothing is left, but without --hard the text stays in the "
             "history; give both"
         )
+    if (no_server or allow_missing) and not verify:
+        raise typer.BadParameter("--no-server and --allow-missing say what --verify may go by")
     folder = memory_there(store)
     ids = owner_ids(user, agent, run, app_id)
     url = base_url_or_none(base_url)
+    if no_server and url:
+        raise typer.BadParameter(f"--no-server, and a server at {url}; which is it?")
     with ExitStack() as stack:
         engine = stack.enter_context(connect(url)) if url else None
         memory = stack.enter_context(open_memory(folder))
         if everything and not yes:
             _confirm(f"Forget all {memory.count(**ids)} facts of {user}?")
-        task = _Task(memory, ids, folder, engine, kv or kv_folder())
+        task = _Task(memory, ids, folder, engine, kv or kv_folder(), no_server, allow_missing)
         if verify:
             task.gather(fact_ids)
+            if why := task.cannot_prove():
+                _show(0, _Proof((), why), json)
+                raise typer.Exit(1)
         try:
             task.delete(fact_ids, hard=hard)
         finally:
@@ -106,10 +123,19 @@ class _Task:
     folder: Path
     engine: Engine | None
     kv: Path
+    no_server: bool
+    allow_missing: bool
     n_gone: int = 0
     evidence: Evidence | None = None
-    kv_was_here: bool = False
+    elsewhere: bool = False
     drop_failed: bool = False
+
+    @property
+    def where(self) -> Whereabouts:
+        """KV may lie."""
+        from inferscale_sdk.memory.absence import Whereabouts
+
+        return Whereabouts(self.engine, self.kv if self.kv.is_dir() else None)
 
     def gather(self, fact_ids: Sequence[str] | None) -> None:
         """Write down what must be gone."""
@@ -120,7 +146,31 @@ class _Task:
         store = self.memory.store
         if fact_ids is None:
             fact_ids = [fact.id for fact in store.find(scope, include_deleted=True)]
-        self.evidence = gather(store, fact_ids, scope, dropped=self.engine is not None)
+        self.evidence = gather(store, fact_ids, scope)
+
+    def cannot_prove(self) -> str:
+        """Why the places named are not those where the facts' KV lies; empty if they are."""
+        from inferscale_sdk.errors import EngineError
+
+        assert self.evidence is not None
+        if self.allow_missing or not (self.engine or self.no_server):
+            return ""
+        recorded = self.evidence.recorded
+        try:
+            n = len(recorded) - len(self.where.found(recorded))
+            self.elsewhere = bool(self.evidence.keys) and not self.where.has_kv_of(
+                self.memory.store
+            )
+        except EngineError:
+            return ""  # it will be said of the server
+        if not n:
+            return ""
+        return (
+            f"{n} of {len(recorded)} segments of these facts lie in none of the places asked, so "
+            "nothing was forgotten; name the server that has them with --base-url and its folder "
+            "with --kv, or give --allow-missing if they were evicted, or kept in memory only by "
+            "a server that has ended"
+        )
 
     def delete(self, fact_ids: Sequence[str] | None, *, hard: bool) -> None:
         """Delete, and count what is gone."""
@@ -138,14 +188,14 @@ class _Task:
         """Have the deleted facts' KV dropped in the folder, and by the server if there is one."""
         from inferscale_sdk.errors import EngineError, StoreError
         from inferscale_sdk.ingest.forgetting import send_forgets
-        from inferscale_sdk.memory.absence import has_kv_in
         from inferscale_sdk.tiers.folder import remove
 
         store = self.memory.store
         try:
-            if self.evidence is not None and self.kv.is_dir():
-                self.kv_was_here = has_kv_in(store, self.kv)
-            remove(self.kv, store.forget_queue(1_000_000))
+            keys = store.forget_queue(1_000_000)
+            remove(self.kv, keys)
+            if self.no_server:
+                store.forget_done(keys)
         except StoreError as error:
             self._failed(error)
         if self.engine is not None:
@@ -168,8 +218,8 @@ class _Task:
             self.evidence,
             self.memory.store,
             path=self.folder,
-            engine=self.engine,
-            kv_folder=self.kv if self.kv.is_dir() else None,
+            where=self.where,
+            no_server=self.no_server,
         )
         return _Proof(places, self._doubt(places))
 
@@ -177,10 +227,17 @@ class _Task:
         """Why nothing is proved, even if nothing was found; empty if it is."""
         assert self.evidence is not None
         n = len(self.evidence.keys)
-        if self.engine is None and n and not self.kv_was_here:
+        if n and self.engine is None and not self.no_server:
             return (
-                f"{n} segments of KV were stored, and no KV of this memory lay in {self.kv}; name "
-                "the server with --base-url, or its folder with --kv"
+                f"{n} segments of KV were stored, and no server was asked for what it has in "
+                "memory and in a remote store; name it with --base-url, or give --no-server if "
+                "none works on that KV"
+            )
+        if self.elsewhere:
+            return (
+                f"{n} segments of KV were stored or dropped before, and none of the places asked "
+                "has any KV of this memory; name the server and the folder that have it, or give "
+                "--allow-missing if they kept none"
             )
         if self.drop_failed or (self.engine is not None and not all(p.checked for p in places)):
             return (
@@ -227,7 +284,7 @@ def _show(n: int, proof: _Proof | None, json: bool) -> None:
         print_json(found)
         return
     out().print(f"forgotten: {n}")
-    if proof is None:
+    if proof is None or not proof.places:
         return
     from rich.markup import escape
     from rich.table import Table

@@ -11,15 +11,15 @@ from pathlib import Path
 
 from inferscale_sdk.engines.base import Engine
 from inferscale_sdk.errors import EngineError, NotFoundError, StoreError
-from inferscale_sdk.facts.base import FactStore, KeyState
+from inferscale_sdk.facts.base import FACTS_FILE, FactStore, KeyState
 from inferscale_sdk.ingest.orphans import key_pages
 from inferscale_sdk.memory.collecting import orphans_of
-from inferscale_sdk.memory.residue import database_files, residue
+from inferscale_sdk.memory.residue import files_below, residue
 from inferscale_sdk.recall.base import RECALL_FILE
 from inferscale_sdk.tiers import folder as kv_files
 from inferscale_sdk.types import Namespace
 
-__all__ = ["Evidence", "Place", "gather", "has_kv_in", "look"]
+__all__ = ["Evidence", "Place", "Whereabouts", "gather", "look"]
 
 _ALL = 1_000_000
 
@@ -32,14 +32,15 @@ class Evidence:
         fact_ids: The facts.
         scope: Whose.
         texts: Every text, speaker, source and metadata they ever had.
-        keys: Segments of these facts, of facts encoded behind them, and whatever else waited to
-            be forgotten.
+        recorded: Segments of these facts, and of facts encoded behind them.
+        keys: The same, whatever else waited to be forgotten, and what was dropped before.
         erased: Those of the facts that were erased before; only their KV can be left.
     """
 
     fact_ids: tuple[str, ...]
     scope: Namespace
     texts: tuple[str, ...]
+    recorded: tuple[str, ...]
     keys: tuple[str, ...]
     erased: frozenset[str] = frozenset()
 
@@ -61,20 +62,17 @@ class Place:
     note: str = ""
 
 
-def gather(
-    store: FactStore, fact_ids: Sequence[str], scope: Namespace, *, dropped: bool = False
-) -> Evidence:
+def gather(store: FactStore, fact_ids: Sequence[str], scope: Namespace) -> Evidence:
     """What deleting these facts must remove. Facts deleted softly before count, too.
 
     Captures that were asked for and never recorded may be these facts': who asked may have died in
-    between. They are put on the forget ledger; if one is under way, its fact is encoded again.
+    between. They are put on the forget ledger; if one is under way, its fact is encoded again. So
+    are keys that some server has dropped before: the place at hand may be another one.
 
     Args:
         store: The fact store.
         fact_ids: The facts.
         scope: Whose.
-        dropped: Put keys on it, too, that some server has dropped before: these facts' may be among
-            them, and the server at hand may be another one.
 
     Raises:
         NotFoundError: The scope never held one of them.
@@ -92,25 +90,52 @@ def gather(
         about = json.dumps(dict(fact.metadata), ensure_ascii=False) if fact.metadata else ""
         texts.update(dict.fromkeys(t for t in (fact.speaker, fact.source, about) if t))
     store.queue_forget(orphans_of(store, grace_seconds=0.0))
-    if dropped:
-        store.queue_forget(store.dropped_keys(_ALL))
-    keys = dict.fromkeys([*store.keys_behind(list(fact_ids)), *store.forget_queue(_ALL)])
-    return Evidence(tuple(fact_ids), scope, tuple(texts), tuple(keys), frozenset(erased))
-
-
-def has_kv_in(store: FactStore, folder: Path) -> bool:
-    """Whether a folder holds any KV of this store: of facts there are, or of deleted ones.
-
-    Raises:
-        StoreError: The folder cannot be read.
-    """
-    if kv_files.locate(folder, store.forget_queue(_ALL)):
-        return True
-    return any(
-        kv_files.locate(folder, keys)
-        for profile in store.profiles()
-        for keys in key_pages(store, profile)
+    store.queue_forget(store.dropped_keys(_ALL))
+    recorded = store.keys_behind(list(fact_ids))
+    keys = dict.fromkeys([*recorded, *store.forget_queue(_ALL)])
+    return Evidence(
+        tuple(fact_ids), scope, tuple(texts), tuple(recorded), tuple(keys), frozenset(erased)
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Whereabouts:
+    """Where KV may lie, as far as anybody said.
+
+    Args:
+        engine: A server; it is asked about all its tiers.
+        folder: A folder of KV on this machine.
+    """
+
+    engine: Engine | None
+    folder: Path | None
+
+    def found(self, keys: Sequence[str]) -> set[str]:
+        """Those of the keys that lie there.
+
+        Raises:
+            EngineError: The server cannot be asked.
+            StoreError: The folder cannot be read.
+        """
+        found: set[str] = set()
+        if self.engine is not None and keys:
+            found.update(self.engine.locate(keys))
+        if self.folder is not None:
+            found.update(kv_files.locate(self.folder, keys))
+        return found
+
+    def has_kv_of(self, store: FactStore) -> bool:
+        """Whether any KV of this store lies there: of facts there are, or of deleted ones.
+
+        Raises:
+            EngineError: The server cannot be asked.
+            StoreError: The folder cannot be read.
+        """
+        if self.found(store.forget_queue(_ALL)):
+            return True
+        return any(
+            self.found(keys) for profile in store.profiles() for keys in key_pages(store, profile)
+        )
 
 
 def look(
@@ -118,8 +143,8 @@ def look(
     store: FactStore,
     *,
     path: Path,
-    engine: Engine | None = None,
-    kv_folder: Path | None = None,
+    where: Whereabouts,
+    no_server: bool = False,
 ) -> list[Place]:
     """Look into every place that could hold a trace.
 
@@ -129,8 +154,8 @@ def look(
         evidence: What must be gone.
         store: The fact store.
         path: The folder of store and index.
-        engine: The server to ask; its tiers are not looked into without.
-        kv_folder: A folder of KV on this machine.
+        where: KV may lie.
+        no_server: There is none to ask.
     """
     states = store.key_states(evidence.keys)
     keys = [key for key in evidence.keys if states.get(key) is not KeyState.IN_USE]
@@ -139,11 +164,11 @@ def look(
         _history(evidence, store),
         _ledger(evidence, store),
         *_index(evidence, path / RECALL_FILE),
-        _files(evidence, path),
-        _server(keys, states, engine),
+        _files(evidence, path, where.folder),
+        _server(keys, states, where.engine, no_server=no_server),
     ]
-    if kv_folder is not None:
-        places.append(_folder(keys, kv_folder))
+    if where.folder is not None:
+        places.append(_folder(keys, where.folder))
     return places
 
 
@@ -202,20 +227,23 @@ def _index(evidence: Evidence, path: Path) -> Iterator[Place]:
         raise StoreError(f"{path} cannot be read: {error}") from error
 
 
-def _files(evidence: Evidence, path: Path) -> Place:
-    found = residue(database_files(path), evidence.texts)
-    note = ", ".join(f"{name}: {n}" for name, n in found.items())
+def _files(evidence: Evidence, path: Path, kv_folder: Path | None) -> Place:
+    databases = [path / FACTS_FILE, path / RECALL_FILE]
+    found = residue(files_below(path, without=kv_folder), evidence.texts, databases=databases)
+    note = ", ".join(f"{file.relative_to(path)}: {n}" for file, n in found.items())
     if found:
-        note += "; end what still reads the store, and run this again"
+        note += "; end what still reads the store, remove copies of it, and run this again"
     return Place("bytes of the files", sum(found.values()), note=note)
 
 
-def _server(keys: list[str], states: dict[str, KeyState], engine: Engine | None) -> Place:
+def _server(
+    keys: list[str], states: dict[str, KeyState], engine: Engine | None, *, no_server: bool
+) -> Place:
     name = "KV on the server"
+    if engine is None and (no_server or not keys):
+        return Place(name, note="there is no server" if no_server else "no KV is known")
     if engine is None:
         waiting = sum(states.get(key) is KeyState.TO_FORGET for key in keys)
-        if not waiting:
-            return Place(name, note="nothing was ever stored")
         return Place(
             name,
             checked=False,
@@ -239,7 +267,8 @@ def _server(keys: list[str], states: dict[str, KeyState], engine: Engine | None)
 
 def _folder(keys: list[str], folder: Path) -> Place:
     found = kv_files.locate(folder, keys)
+    copies = kv_files.copies(folder, keys)
     where = sorted({place for places in found.values() for place in places})
-    return Place(
-        f"KV folder {folder}", len(found), note=", ".join(where) or f"{len(keys)} keys looked for"
-    )
+    where += [f"copy {path.relative_to(folder)}" for path in copies]
+    note = ", ".join(where) or f"{len(keys)} keys looked for"
+    return Place(f"KV folder {folder}", len(found) + len(copies), note=note)

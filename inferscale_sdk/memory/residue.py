@@ -6,10 +6,11 @@ looked for is every run of eight bytes of the deleted text that nothing else in 
 
 from __future__ import annotations
 
+import os
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-__all__ = ["database_files", "residue"]
+__all__ = ["files_below", "residue"]
 
 WINDOW = 8
 """Bytes; one little-endian uint64."""
@@ -41,23 +42,31 @@ except OSError as error:
 _DERIVED = ("_data", "_idx")
 
 
-def database_files(folder: Path) -> list[Path]:
-    """Every SQLite file in a folder, logs and journals included."""
-    return sorted(path for path in folder.glob("*.db*") if path.is_file())
+def files_below(folder: Path, *, without: Path | None = None) -> list[Path]:
+    """Every file in a folder and the folders in it, ``without`` one of them."""
+    left_out = None if without is None else without.resolve()
+    found = []
+    for place, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if Path(place, name).resolve() != left_out]
+        found += [path for name in names if (path := Path(place, name)).is_file()]
+    return sorted(found)
 
 
-def residue(files: Iterable[Path], texts: Iterable[str]) -> dict[str, int]:
-    """How many pieces of ``texts`` are left in files whose rows no longer hold them.
+def residue(
+    files: Iterable[Path], texts: Iterable[str], *, databases: Collection[Path]
+) -> dict[Path, int]:
+    """How many pieces of ``texts`` are left in files although no row holds them any more.
 
-    Text of fewer than eight bytes, and pieces that other rows have as well, cannot be told apart
-    from them and are not looked for.
+    Text of fewer than eight bytes, and pieces that rows have as well, cannot be told apart from
+    them and are not looked for.
 
     Args:
-        files: Databases with their logs, as :func:`database_files` lists them.
+        files: Databases with their logs, and whatever may be a copy of one.
         texts: What was deleted.
+        databases: Those whose rows may hold the same pieces. One that is not there has none.
 
     Returns:
-        By file name, the number of places; files without any are left out.
+        By file, the number of places; files without any are left out.
 
     Raises:
         MissingDependency: numpy is not installed.
@@ -67,7 +76,6 @@ def residue(files: Iterable[Path], texts: Iterable[str]) -> dict[str, int]:
         import numpy as np
     except ImportError:
         raise MissingDependency("numpy", "recall", "looking for traces of deleted text") from None
-    paths = list(files)
     wanted = np.unique(
         np.concatenate(
             [
@@ -78,15 +86,15 @@ def residue(files: Iterable[Path], texts: Iterable[str]) -> dict[str, int]:
             or [np.empty(0, np.uint64)]
         )
     )
-    for path in paths:
-        if path.suffix == ".db" and len(wanted):
+    for path in databases:
+        if path.exists() and len(wanted):
             for chunk in _values(path):
                 kept = ~np.isin(wanted, np.unique(_windows(np.frombuffer(chunk, np.uint8))))
                 wanted = wanted[kept]
     if not len(wanted):
         return {}
-    found = {path.name: _count(path, wanted) for path in paths}
-    return {name: n for name, n in found.items() if n}
+    found = {path: _count(path, wanted) for path in files}
+    return {path: n for path, n in found.items() if n}
 
 
 def _windows(data: NDArray[np.uint8]) -> NDArray[np.uint64]:

@@ -5,6 +5,8 @@ For tools and proofs. Looking counts as no use and disturbs no server that works
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Collection, Iterator
 from contextlib import closing
 from dataclasses import dataclass
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Damage",
     "FolderSegment",
+    "copies",
     "locate",
     "owner_of",
     "remove",
@@ -32,6 +35,7 @@ __all__ = [
 
 _HEADER_BYTES = 1 << 16
 DISK, QUARANTINE, TEMPORARY = "disk", "quarantine", "temporary"
+_KEY = re.compile(r"(?<![0-9a-f])[0-9a-f]{40}(?![0-9a-f])")
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +131,42 @@ def _locate(root: Path, keys: Collection[str]) -> dict[str, tuple[str, ...]]:
             if any(name.startswith(f".{key}.") for name in listed[path.parent]):
                 places[TEMPORARY] = None
     return {key: tuple(places) for key, places in found.items() if places}
+
+
+def copies(root: Path, keys: Collection[str]) -> list[Path]:
+    """Files under ``root`` that are named after one of the keys, but lie where no server looks.
+
+    Raises:
+        StoreError: A folder cannot be listed.
+    """
+    wanted = set(keys)
+    found = []
+    try:
+        shards = set(files.shard_folders(root))
+        for place, _, names in os.walk(root, onerror=_raise):
+            for name in names:
+                path = Path(place, name)
+                named = wanted.intersection(_KEY.findall(name))
+                if named and not (path.parent.parent in shards and _is_own(path, named)):
+                    found.append(path)
+    except OSError as error:
+        raise StoreError(f"{root} cannot be listed: {error}; mend its permissions") from error
+    return sorted(found)
+
+
+def _is_own(path: Path, keys: Collection[str]) -> bool:
+    """Whether a file of a shard is a key's: whole, set aside, or being written."""
+    for key in keys:
+        proper = files.segment_path(path.parent.parent, key)
+        aside = path.parent.name == QUARANTINE and path.name.startswith(f"{key}.")
+        unfinished = path.parent == proper.parent and path.name.startswith(f".{key}.")
+        if path == proper or aside or unfinished:
+            return True
+    return False
+
+
+def _raise(error: OSError) -> None:
+    raise error
 
 
 def _names(folder: Path) -> list[str]:

@@ -92,10 +92,10 @@ def test_a_server_that_did_not_take_the_deletion_proves_nothing(
     """Its remote tier is away: it has no segment to show, and has dropped none there either."""
 
     def refuse(keys):
+        monkeypatch.setattr(fake_engine, "locate", lambda keys: {})
         raise EngineError("the server could not remove 2 segments from every tier")
 
     monkeypatch.setattr(fake_engine, "forget", refuse)
-    monkeypatch.setattr(fake_engine, "locate", lambda keys: {})
     args = ("memory", "forget", facts[1].id, "--hard", "--verify", "--base-url", URL)
     report = cli.json(*args, code=1)
     server = next(place for place in report["places"] if place["name"] == "KV on the server")
@@ -139,29 +139,6 @@ def test_a_second_server_that_keeps_them_is_found_out(cli, facts, fake_engine, m
     assert left(cli.json(*args, code=1))["KV on the server"] == 2
 
 
-def test_without_a_server_the_folder_is_cleaned_and_the_keys_wait(cli, facts):
-    with Memory(path=memory_folder(), background=False) as memory:
-        keys = memory.store.keys_behind([facts[1].id])
-    shard = stored([*keys, "a" * 40])
-    report = cli.json("memory", "forget", facts[1].id, "--hard", "--verify")
-    server = next(place for place in report["places"] if place["name"] == "KV on the server")
-    assert not server["checked"] and "2 keys wait" in server["note"]
-    assert report["left"] == 0
-    # Another store's segment is none of ours.
-    assert [found.key for found in files.scan(shard)] == ["a" * 40]
-
-
-def test_without_a_server_and_a_folder_nothing_is_proved_about_kv(cli, facts):
-    """There was KV, and nobody looked whether it still is."""
-    args = ("memory", "forget", facts[1].id, "--hard", "--verify")
-    assert not kv_folder().exists()
-    result = cli(*args, "--json", code=1)
-    report = json.loads(result.stdout)
-    assert report["forgotten"] == 1 and report["left"] == 0 and report["proved"] is False
-    assert "not proved" in result.stderr
-    assert "--base-url" in result.stderr and "--kv" in result.stderr
-
-
 def stored(keys, folder=None):
     """These segments, in a folder of KV."""
     shard = (folder or kv_folder()) / "0123456789abcdef" / "r0"
@@ -172,27 +149,112 @@ def stored(keys, folder=None):
     return shard
 
 
-def test_a_folder_with_none_of_our_kv_proves_nothing(cli, facts, tmp_path):
-    """It is another server's, or new."""
-    stored(["a" * 40], tmp_path / "theirs")
-    args = ("memory", "forget", facts[1].id, "--hard", "--verify")
-    result = cli(*args, "--kv", str(tmp_path / "theirs"), "--json", code=1)
-    assert json.loads(result.stdout)["proved"] is False
-    assert "no KV of this memory lay in" in result.stderr and "theirs" in result.stderr
-    assert "--base-url" in result.stderr
-
-
-def test_a_folder_that_holds_other_facts_of_ours_will_do(cli, facts):
+def keys_of(*facts):
     with Memory(path=memory_folder(), background=False) as memory:
-        keys = memory.store.keys_behind([fact.id for fact in facts])
-        gone = memory.store.keys_behind([facts[2].id])
-    stored(set(keys) - set(gone))
-    assert cli.json("memory", "forget", facts[2].id, "--hard", "--verify")["proved"] is True
+        return memory.store.keys_behind([fact.id for fact in facts])
+
+
+def test_without_a_server_the_folder_is_cleaned_and_nothing_is_proved(cli, facts):
+    """A server's memory and a remote store were not asked."""
+    shard = stored([*keys_of(facts[1]), "a" * 40])
+    result = cli("memory", "forget", facts[1].id, "--hard", "--verify", "--json", code=1)
+    report = json.loads(result.stdout)
+    server = next(place for place in report["places"] if place["name"] == "KV on the server")
+    assert not server["checked"] and "2 keys wait" in server["note"]
+    assert (report["forgotten"], report["left"], report["proved"]) == (1, 0, False)
+    assert "--base-url" in result.stderr and "--no-server" in result.stderr
+    # Another store's segment is none of ours.
+    assert [found.key for found in files.scan(shard)] == ["a" * 40]
+
+
+def test_where_no_server_is_the_folder_is_all(cli, facts):
+    stored(keys_of(*facts))
+    args = ("memory", "forget", facts[1].id, "--hard", "--verify", "--no-server")
+    report = cli.json(*args)
+    assert (report["forgotten"], report["proved"]) == (1, True)
+    with Memory(path=memory_folder(), background=False) as memory:
+        assert memory.store.forget_queue() == []
+
+
+def test_a_server_and_none_is_a_mistake(cli, facts):
+    args = ("memory", "forget", facts[1].id, "--hard", "--verify", "--no-server")
+    assert "--no-server" in cli(*args, "--base-url", URL, code=2).stderr
+    assert "--verify" in cli("memory", "forget", facts[1].id, "--no-server", code=2).stderr
+
+
+def test_a_folder_without_these_facts_kv_proves_nothing(cli, facts, tmp_path):
+    """It is another server's, or new, or the KV was moved away and other facts' came after."""
+    theirs = tmp_path / "theirs"
+    for there in (["a" * 40], set(keys_of(*facts)) - set(keys_of(facts[2]))):
+        stored(there, theirs)
+        args = ("memory", "forget", facts[2].id, "--hard", "--verify", "--kv", str(theirs))
+        told = cli(*args, "--no-server", code=1).stderr
+        assert "1 of 1 segments" in told and "--base-url" in told and "--allow-missing" in told
+        assert len(cli.json("memory", "list")) == 3
+    assert cli.json(*args, "--no-server", "--allow-missing")["proved"] is True
+
+
+def test_a_server_without_these_facts_kv_proves_nothing(cli, facts, fake_engine):
+    """The wrong one, or a part of it lies elsewhere."""
+    gone = keys_of(facts[1])
+    del fake_engine.segments[gone[0]]
+    args = ("memory", "forget", facts[1].id, "--hard", "--verify", "--base-url", URL)
+    result = cli(*args, "--json", code=1)
+    assert json.loads(result.stdout)["proved"] is False and "1 of 2 segments" in result.stderr
+    fake_engine.segments.clear()
+    assert "2 of 2 segments" in cli(*args, code=1).stderr
+    assert len(cli.json("memory", "list")) == 3
+    assert cli.json(*args, "--allow-missing")["proved"] is True
+
+
+def test_what_the_wrong_server_is_asked_afterwards_proves_nothing(cli, facts, fake_engine):
+    """It says of each key that it has none, and would say so of any."""
+    cli("memory", "forget", facts[1].id, "--hard")
+    fake_engine.segments.clear()
+    args = ("memory", "forget", facts[1].id, "--hard", "--verify", "--base-url", URL)
+    result = cli(*args, "--json", code=1)
+    assert json.loads(result.stdout)["proved"] is False
+    assert "none of the places asked has any KV of this memory" in result.stderr
+
+
+def test_a_folder_is_cleaned_of_what_another_server_dropped_before(cli, facts, fake_engine):
+    """It never had it: the server that has works on this folder."""
+    shard = stored(keys_of(*facts))
+    gone = keys_of(facts[1])
+    with Memory(fake_engine, path=memory_folder(), background=False) as memory:
+        memory.delete(facts[1].id, user_id="me", hard=True)
+        assert gone and memory.store.forget_queue() == []
+    assert len(list(files.scan(shard))) == 3
+    args = ("memory", "forget", facts[1].id, "--hard", "--verify", "--no-server")
+    assert cli.json(*args)["proved"] is True
+    assert not {found.key for found in files.scan(shard)} & set(gone)
+
+
+def test_copies_in_the_folder_are_found(cli, facts):
+    shard = stored(keys_of(*facts))
+    key = keys_of(facts[2])[0]
+    root = kv_folder()
+    places = [
+        root / f"{key}.ifs",
+        root / "backup" / key[:2] / f"{key}.ifs",
+        files.segment_path(shard, key).with_name(f"copy-of-{key}.ifs"),
+        files.segment_path(shard, key).with_suffix(".ifs.bak"),
+    ]
+    for place in places:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_bytes(b"KV")
+    args = ("memory", "forget", facts[2].id, "--hard", "--verify", "--no-server")
+    report = cli.json(*args, code=1)
+    assert report["left"] == 4
+    note = next(p["note"] for p in report["places"] if p["name"].startswith("KV folder"))
+    assert all(str(place.relative_to(root)) in note for place in places)
+    for place in places:
+        place.unlink()
+    assert cli.json(*args)["proved"] is True
 
 
 def test_a_deletion_that_others_are_not_told_of_proves_nothing(cli, facts, monkeypatch):
-    with Memory(path=memory_folder(), background=False) as memory:
-        shard = stored(memory.store.keys_behind([fact.id for fact in facts]))
+    shard = stored(keys_of(*facts))
 
     def full(*_args):
         raise StoreError("a deletion cannot be noted: no space left")
@@ -200,7 +262,7 @@ def test_a_deletion_that_others_are_not_told_of_proves_nothing(cli, facts, monke
     args = ("memory", "forget", facts[1].id, "--hard", "--verify")
     with monkeypatch.context() as patched:
         patched.setattr(DeletionLog, "add", full)
-        result = cli(*args, "--json", code=1)
+        result = cli(*args, "--no-server", "--json", code=1)
     assert json.loads(result.stdout)["proved"] is False
     assert "cannot be noted" in result.stderr and "same command again" in result.stderr
     # Nor does it keep a server from being told.
@@ -252,6 +314,18 @@ def test_bytes_that_sql_does_not_show_are_found(cli, facts, home):
     assert left(report)["bytes of the files"] > 0
     note = next(p["note"] for p in report["places"] if p["name"] == "bytes of the files")
     assert "facts.db.bak" in note
+
+
+def test_a_copy_of_the_database_hides_nothing(cli, facts):
+    """Neither itself nor another file, and in a folder of its own no less."""
+    old = memory_folder() / "old"
+    old.mkdir()
+    for copy in (memory_folder() / "facts-copy.db", old / "facts.db", old / "notes.txt"):
+        copy.write_bytes((memory_folder() / "facts.db").read_bytes())
+    args = ("memory", "forget", facts[1].id, "--hard", "--verify", "--base-url", URL)
+    report = cli.json(*args, code=1)
+    note = next(p["note"] for p in report["places"] if p["name"] == "bytes of the files")
+    assert all(name in note for name in ("facts-copy.db", "old/facts.db", "old/notes.txt"))
 
 
 def test_a_reader_that_holds_the_log_is_found_out(cli, facts):

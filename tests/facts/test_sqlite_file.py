@@ -15,7 +15,7 @@ from inferscale_sdk.errors import ConfigurationError, StoreError
 from inferscale_sdk.facts.base import EncodingRecord
 from inferscale_sdk.facts.migrations import FACT_SCHEMA
 from inferscale_sdk.facts.sqlite import SQLiteFactStore
-from inferscale_sdk.memory.residue import database_files, residue
+from inferscale_sdk.memory.residue import files_below, residue
 from inferscale_sdk.sqlite.migrations import check_numbers
 from inferscale_sdk.testing.fact_ledger_suite import PROFILE, encoded
 from inferscale_sdk.types import Namespace, NewFact
@@ -371,7 +371,7 @@ def test_opening_a_store_again_keeps_the_locks_of_the_first(store, path):
 def test_looking_for_traces_keeps_the_locks(store, path):
     store.add([NewFact("The safe is behind the clock.")], ALICE)
     with store._db.write():
-        residue(database_files(path.parent), ["a text that is not there"])
+        residue(files_below(path.parent), ["a text that is not there"], databases=[path])
         assert "locked" in elsewhere(WRITES, path)
     assert elsewhere(OPENS_AND_LEAVES, path) == "True"
     assert path.with_name(path.name + "-wal").exists()
