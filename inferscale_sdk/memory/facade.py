@@ -46,11 +46,12 @@ class Memory(WriteVerbs, FindVerbs, AnswerVerbs):
             ten before it.
         live_facts: So many of the best facts stay prompt text behind the injected ones: they are
             computed with every request and see all the others. A dial between quality and time;
-            0 injects everything. By default the best one, unless it is the only one or longer than
-            64 tokens.
+            0 injects everything. By default the best one, unless it is the only one, longer than
+            64 tokens, or another order is wanted.
         order: In which facts stand in a prompt: ``best-last``, which serves most models best,
             ``best-first``, ``time`` or ``session``; see
-            :data:`~inferscale_sdk.prompt.order.FactOrder`.
+            :data:`~inferscale_sdk.prompt.order.FactOrder`. Facts that stay text, because nothing
+            is stored for them yet or by ``live_facts``, stand behind the others.
         prefetch: Tell the server which segments come while the prompt is still being made, so
             that it starts to read those that lie on disk or remote. One small request more for
             each question; worth it where memory does not hold what is asked for.

@@ -171,7 +171,7 @@ class Preparer:
         try:
             # Best first: those that stay text are left out.
             facts = [s.fact for s in scored]
-            live = n_live(facts, self._live_facts, self._planner().count_tokens)
+            live = n_live(facts, self._live_facts, self._planner().count_tokens, self._order)
             stored = [fact.id for fact in facts[live:]]
             records = self._records(stored, info)
             if self._prefetch and request.inject and records:

@@ -71,3 +71,17 @@ def test_by_default_a_long_fact_is_injected(make, engine):
     plan = engine.prompts[-1]
     assert plan.live_fact_ids == ()
     assert sum(segment.kind == "fact" for segment in plan.segments) == 2
+
+
+@pytest.mark.parametrize("order", ["best-first", "time", "session"])
+def test_a_live_fact_does_not_break_an_order_that_was_asked_for(make, engine, life, order):
+    memory = make(live_facts=None, order=order)
+    memory.add(life, user_id="alice")
+    assert memory.wait_encoded(10.0)
+    answer = memory.answer("What is my dog called?", user_id="alice", top_k=5)
+    plan = engine.prompts[-1]
+    wanted = [scored.fact for scored in answer.facts]
+    if order != "best-first":
+        wanted.sort(key=lambda fact: fact.position)
+    assert plan.fact_ids == tuple(fact.id for fact in wanted)
+    assert sum(segment.kind == "fact" for segment in plan.segments) == 5

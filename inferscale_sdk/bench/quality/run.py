@@ -312,7 +312,8 @@ class _Bench:
         chosen = list(facts)[: self._arm.top or None]
         stored = []
         if self._arm.kind == "injected":
-            stored = chosen[n_live(chosen, self._arm.live, self._planner.count_tokens) :]
+            live = n_live(chosen, self._arm.live, self._planner.count_tokens, self._arm.order)
+            stored = chosen[live:]
             if self._arm.encoding not in self._made:
                 self._made[self._arm.encoding] = self._start()
             self._encodings = self._made[self._arm.encoding]
