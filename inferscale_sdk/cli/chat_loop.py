@@ -199,12 +199,13 @@ class ChatLoop:
         try:
             if what == "all":
                 self._memory.delete_all(user_id=user_id)
-                self._recent.clear()
             else:
                 self._memory.delete(what, user_id=user_id)
         except NotFoundError as error:
             self._view.note(str(error))
         else:
+            # Answers may repeat what is forgotten, so that no turn can be told to be free of it.
+            self._recent.clear()
             self._view.note(f"forgotten: {what}")
 
     def _answer(self, question: str) -> None:
