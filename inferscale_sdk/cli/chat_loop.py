@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from inferscale_sdk.cli.facts import fact_dict
 from inferscale_sdk.cli.output import err, out, print_json_line, visible
+from inferscale_sdk.cli.streams import undecoded
 from inferscale_sdk.errors import ContextOverflow, EngineError, NotFoundError
 from inferscale_sdk.types import Message
 
@@ -166,10 +167,15 @@ class ChatLoop:
     def handle(self, line: str) -> bool:
         """Answer a line or follow a command; ``False`` ends the chat.
 
-        A question that the engine does not answer is counted in :attr:`n_unanswered`, and neither
-        it nor a part of an answer is remembered: it may be asked again.
+        A line that is no text, or a question that the engine does not answer, is counted in
+        :attr:`n_unanswered`, and neither it nor a part of an answer is remembered: it may be asked
+        again.
         """
         line = line.strip()
+        if undecoded(line):
+            self.n_unanswered += 1
+            self._view.note(f"no answer: a line is not in the encoding of stdin: {line!a:.80}")
+            return True
         if line in ("/quit", "/exit"):
             return False
         if line.startswith("/"):

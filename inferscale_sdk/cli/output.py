@@ -50,7 +50,8 @@ def err() -> Console:
 
 def interactive() -> bool:
     """Whether somebody is there to answer a question."""
-    return sys.stdin.isatty()
+    # None where it was closed.
+    return sys.stdin is not None and sys.stdin.isatty()
 
 
 def visible(text: str) -> str:
@@ -60,14 +61,12 @@ def visible(text: str) -> str:
 
 def print_json(value: object) -> None:
     """One JSON document on stdout; times as ISO 8601, other values by their text."""
-    sys.stdout.write(json.dumps(value, ensure_ascii=False, indent=2, default=_plain) + "\n")
-    sys.stdout.flush()
+    _write_json(value, indent=2)
 
 
 def print_json_line(value: object) -> None:
     """One JSON document on one line of stdout, for streams of them."""
-    sys.stdout.write(json.dumps(value, ensure_ascii=False, default=_plain) + "\n")
-    sys.stdout.flush()
+    _write_json(value)
 
 
 def print_error(error: BaseException) -> None:
@@ -133,6 +132,17 @@ def progress_bar(what: str, total: int) -> Iterator[Advance]:
     with bar:
         task = bar.add_task(what, total=total)
         yield lambda done: bar.update(task, completed=done)
+
+
+def _write_json(value: object, indent: int | None = None) -> None:
+    text = json.dumps(value, ensure_ascii=False, indent=indent, default=_plain)
+    try:
+        text.encode(sys.stdout.encoding or "utf-8")
+    except UnicodeEncodeError:
+        # Escaped by JSON's own rules, so that it stays JSON.
+        text = json.dumps(value, indent=indent, default=_plain)
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
 
 
 def _plain(value: Any) -> Any:
