@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from inferscale_sdk.cli.facts import fact_dict
-from inferscale_sdk.cli.output import err, out, print_json_line, visible
+from inferscale_sdk.cli.output import err, one_line, out, print_json_line, visible
 from inferscale_sdk.cli.streams import undecoded
 from inferscale_sdk.errors import ContextOverflow, EngineError, NotFoundError
 from inferscale_sdk.types import Message
@@ -71,7 +71,7 @@ class TextView:
         """List the facts, if verbose."""
         if self._verbose:
             for scored in facts:
-                self._dim(f"  {scored.score:.3f}  {visible(scored.fact.text)}")
+                self._dim(f"  {scored.score:.3f}  {one_line(scored.fact.text)}")
 
     def piece(self, text: str) -> None:
         """Write it at once."""
@@ -87,7 +87,7 @@ class TextView:
     def facts(self, facts: Sequence[Fact]) -> None:
         """One line each."""
         for fact in facts:
-            line = visible(f"{fact.speaker or ''}: {fact.text}")
+            line = one_line(f"{fact.speaker or ''}: {fact.text}")
             out().print(f"{fact.id}  {line}", markup=False)
         if not facts:
             self.note("nothing is remembered yet")

@@ -24,11 +24,11 @@ from inferscale_sdk.cli.options import (
 )
 from inferscale_sdk.cli.output import (
     err,
+    one_line,
     out,
     print_figures,
     print_json,
     print_json_line,
-    visible,
     working,
 )
 from inferscale_sdk.cli.session import open_memory, owner_ids, reading
@@ -176,7 +176,7 @@ def history(
         print_json([{**asdict(event), "kind": event.kind.value} for event in events])
         return
     for event in events:
-        text = visible(event.new_text or event.old_text or "")
+        text = one_line(event.new_text or event.old_text or "")
         out().print(
             f"{event.at:%Y-%m-%d %H:%M}  {event.kind.value:<6}  v{event.version}  {text}",
             markup=False,
@@ -252,7 +252,7 @@ def _line(fact: Fact) -> str:
     date = f"{fact.event_time:%Y-%m-%d} " if fact.event_time else ""
     speaker = f"{fact.speaker}: " if fact.speaker else ""
     source = f" (from {fact.source})" if fact.source else ""
-    return visible(f"{date}{speaker}{fact.text}{source}")
+    return one_line(f"{date}{speaker}{fact.text}{source}")
 
 
 @contextmanager

@@ -18,6 +18,7 @@ __all__ = [
     "err",
     "exit_unless_proved",
     "interactive",
+    "one_line",
     "out",
     "print_error",
     "print_figures",
@@ -57,6 +58,11 @@ def interactive() -> bool:
 def visible(text: str) -> str:
     """``text`` with control characters escaped: a fact must not command the terminal."""
     return _UNSEEN.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
+
+
+def one_line(text: str) -> str:
+    """What :func:`visible` gives, with line breaks escaped as well."""
+    return visible(text).replace("\n", "\\n")
 
 
 def print_json(value: object) -> None:

@@ -81,6 +81,13 @@ def test_what_is_forgotten_is_not_in_the_next_prompts_either(fake_engine, tmp_pa
     assert "Biscuit" not in fake_engine.prompt_text(fake_engine.prompts[-1])
 
 
+def test_a_fact_of_several_lines_is_listed_in_one(cli):
+    (fact,) = cli.json("memory", "add", "eggs\nmilk", "--speaker", "Ann")
+
+    for listed in (cli("chat", stdin="/facts\n"), cli("memory", "list")):
+        assert listed.stdout == f"{fact['id']}  Ann: eggs\\nmilk\n"
+
+
 @pytest.mark.parametrize(
     ("line", "note"),
     [
