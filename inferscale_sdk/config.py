@@ -11,9 +11,10 @@ from pathlib import Path
 
 from inferscale_sdk.errors import ConfigurationError
 
-__all__ = ["Settings", "settings"]
+__all__ = ["Settings", "check_secret", "settings"]
 
 _KV_KEY_BYTES = 32
+_SECRET_CHARACTERS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,20 +57,51 @@ class Settings:
                 "give the path of a Python that has vLLM installed, or unset it"
             )
         secret = env.get("INFERSCALE_SERVER_SECRET")
-        if secret is not None and len(secret) < 16:
-            raise ConfigurationError(
-                f"INFERSCALE_SERVER_SECRET has {len(secret)} characters; use at least 16"
-            )
         return cls(
             home=Path(home).expanduser() if home else _default_home(),
             server_python=Path(python) if python else None,
-            server_secret=secret.encode() if secret else None,
+            server_secret=check_secret(secret, "INFERSCALE_SERVER_SECRET"),
             kv_key=_kv_key(env.get("INFERSCALE_KV_KEY")),
             remote_url=env.get("INFERSCALE_REMOTE_URL") or None,
             base_url=env.get("INFERSCALE_BASE_URL") or None,
             api_key=env.get("INFERSCALE_API_KEY") or None,
             orphan_check_seconds=_seconds(env, "INFERSCALE_ORPHAN_CHECK_SECONDS", 3600.0),
         )
+
+
+def check_secret(secret: bytes | str | None, name: str) -> bytes | None:
+    """A secret as bytes, if the environment of a server can hold it. Errors never quote it.
+
+    Args:
+        secret: What was given as ``name``; text stands for its UTF-8.
+        name: Its name in the error message.
+
+    Raises:
+        ConfigurationError: It is neither bytes nor text, too short, or no UTF-8.
+    """
+    if secret is None:
+        return None
+    if not isinstance(secret, bytes | str):
+        raise ConfigurationError(
+            f"{name} is a {type(secret).__name__}; give text or bytes, "
+            f"at least {_SECRET_CHARACTERS} characters"
+        )
+    try:
+        text = secret if isinstance(secret, str) else secret.decode()
+        data = text.encode()
+    except UnicodeError:
+        text, data = "\0", b""
+    if "\0" in text:
+        raise ConfigurationError(
+            f"{name} cannot stand in a server's environment (no UTF-8 text, or a NUL in it); "
+            "make one with: openssl rand -hex 32"
+        )
+    if len(text) < _SECRET_CHARACTERS:
+        raise ConfigurationError(
+            f"{name} has {len(text)} characters; use at least {_SECRET_CHARACTERS}, e.g. those of: "
+            "openssl rand -hex 32"
+        )
+    return data
 
 
 def _seconds(env: Mapping[str, str], name: str, default: float) -> float:

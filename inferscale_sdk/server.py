@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from inferscale_sdk.config import settings
+from inferscale_sdk.config import check_secret, settings
 from inferscale_sdk.errors import ConfigurationError
 from inferscale_sdk.hardware import cpu_dtype
 
@@ -89,14 +89,15 @@ def server_command(
         eager: Skip compilation; by default on a CPU, where it takes minutes and gains little.
         cpu: Whether the server runs on a CPU; by default, whether this machine shows no GPU.
         threads: Threads the model computes with on a CPU; by default all of a small machine's.
-        secret: Shared secret; handed over in the environment, never on the command line.
+        secret: Shared secret, 16 characters at least; handed over in the environment, never on the
+            command line.
         extra: Further vLLM arguments.
 
     Returns:
         The argument list and the environment variables to add.
 
     Raises:
-        ConfigurationError: ``port`` or ``kv_cache_gib`` is out of range.
+        ConfigurationError: ``port`` or ``kv_cache_gib`` is out of range, or the secret is none.
     """
     if not 1 <= port <= 65_535:
         raise ConfigurationError(f"port={port} is not a port; give one from 1 to 65535")
@@ -211,9 +212,8 @@ def _environment(
     env = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "TOKENIZERS_PARALLELISM": "false"}
     if Path(model).exists():
         env |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
-    if secret:
-        text = secret.decode() if isinstance(secret, bytes) else secret
-        env["INFERSCALE_SERVER_SECRET"] = text
+    if (data := check_secret(secret, "secret")) is not None:
+        env["INFERSCALE_SERVER_SECRET"] = data.decode()
     if not on_cpu:
         return env
     env["VLLM_CPU_KVCACHE_SPACE"] = str(kv_cache_gib or 1)

@@ -6,7 +6,7 @@ import base64
 
 import pytest
 
-from inferscale_sdk.config import Settings
+from inferscale_sdk.config import Settings, check_secret
 from inferscale_sdk.errors import ConfigurationError
 
 KEY = bytes(range(32))
@@ -37,6 +37,31 @@ def test_a_key_of_another_form_is_refused_without_quoting_it(text: str, found: s
     with pytest.raises(ConfigurationError, match=f"it is {found}; make one with") as caught:
         kv_key(text)
     assert text not in str(caught.value)
+
+
+UNUSABLE_SECRETS = [
+    ("", "has 0 characters; use at least 16"),
+    ("opensesame", "has 10 characters; use at least 16"),
+    (b"opensesame", "has 10 characters; use at least 16"),
+    (b"opensesame \xff\xff\xff\xff\xff\xff", "no UTF-8 text"),
+    ("opensesame \udcff\udcff\udcff\udcff\udcff", "no UTF-8 text"),
+    ("opensesame, opensesame\0", "a NUL in it"),
+    (["opensesame"], "is a list; give text or bytes"),
+]
+
+
+@pytest.mark.parametrize(("secret", "told"), UNUSABLE_SECRETS)
+def test_a_secret_that_cannot_be_used_is_refused_without_quoting_it(secret, told) -> None:
+    with pytest.raises(ConfigurationError, match=told) as caught:
+        check_secret(secret, "secret")
+    assert str(caught.value).startswith("secret ")
+    assert "sesame" not in str(caught.value)
+
+
+def test_a_secret_of_text_is_its_utf_8() -> None:
+    assert check_secret("sixteen letters é", "secret") == "sixteen letters é".encode()
+    assert check_secret(b"0123456789abcdef", "secret") == b"0123456789abcdef"
+    assert check_secret(None, "secret") is None
 
 
 def test_secrets_are_not_shown() -> None:

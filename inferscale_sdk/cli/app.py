@@ -9,6 +9,7 @@ from typer.core import TyperGroup
 
 from inferscale_sdk.cli import bench, chat, demo, doctor, kv, memory, serve, version
 from inferscale_sdk.cli.output import print_error
+from inferscale_sdk.cli.streams import clean_streams
 from inferscale_sdk.errors import ConfigurationError, InferScaleError, NamespaceError
 
 __all__ = ["app"]
@@ -19,7 +20,11 @@ EXIT_INTERRUPTED = 130
 
 
 class _CleanErrors(TyperGroup):
-    """Turns the SDK's errors into one message on stderr and an exit code, without a traceback."""
+    """Turns errors into one message on stderr and an exit code, without a traceback."""
+
+    def main(self, *args: Any, **kwargs: Any) -> Any:
+        with clean_streams():
+            return super().main(*args, **kwargs)
 
     def invoke(self, ctx: Any) -> Any:
         try:

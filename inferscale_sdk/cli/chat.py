@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TextIO
 
 import typer
 
@@ -16,7 +15,8 @@ from inferscale_sdk.cli.options import (
     Store,
     User,
 )
-from inferscale_sdk.cli.output import err, working
+from inferscale_sdk.cli.output import err, interactive, working
+from inferscale_sdk.cli.streams import open_stdin
 from inferscale_sdk.cli.values import COUNT, MODEL_TO_LOAD, whole
 from inferscale_sdk.errors import ConfigurationError
 
@@ -59,7 +59,8 @@ def chat(
     from inferscale_sdk.cli.session import memory_folder
     from inferscale_sdk.memory import Memory
 
-    interactive = sys.stdin.isatty() and not json
+    stdin = open_stdin()
+    asks = interactive() and not json
     with (
         _engine(base_url, model, engine) as answering,
         Memory(answering, path=memory_folder(store)) as memory,
@@ -67,12 +68,12 @@ def chat(
         view = JsonView() if json else TextView(verbose=verbose)
         settings = ChatSettings(user_id=user, top_k=top_k, max_tokens=max_tokens)
         loop = ChatLoop(memory, view, settings)
-        if interactive:
+        if asks:
             err().print("Type /quit to end, /help for what else there is.", style="dim")
-        while (line := _read_line(interactive)) is not None:
+        while (line := _read_line(None if asks else stdin)) is not None:
             if not loop.handle(line):
                 break
-    if loop.n_unanswered and not interactive:
+    if loop.n_unanswered and not asks:
         raise typer.Exit(1)
 
 
@@ -94,11 +95,10 @@ def _engine(base_url: str | None, model: str | None, kind: EngineChoice) -> Engi
         return launch_engine(model)
 
 
-def _read_line(interactive: bool) -> str | None:
-    """The next line, ``None`` at the end."""
-    if not interactive:
-        line = sys.stdin.readline()
-        return line if line else None
+def _read_line(piped: TextIO | None) -> str | None:
+    """The next line, asked for where none is piped; ``None`` at the end."""
+    if piped is not None:
+        return piped.readline() or None
     try:
         return input("> ")
     except EOFError:

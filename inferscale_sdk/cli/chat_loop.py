@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from inferscale_sdk.cli.facts import fact_dict
-from inferscale_sdk.cli.output import err, out, print_json_line, visible
+from inferscale_sdk.cli.output import err, one_line, out, print_json_line, visible
+from inferscale_sdk.cli.streams import undecoded
 from inferscale_sdk.errors import ContextOverflow, EngineError, NotFoundError
 from inferscale_sdk.types import Message
 
@@ -70,7 +71,7 @@ class TextView:
         """List the facts, if verbose."""
         if self._verbose:
             for scored in facts:
-                self._dim(f"  {scored.score:.3f}  {visible(scored.fact.text)}")
+                self._dim(f"  {scored.score:.3f}  {one_line(scored.fact.text)}")
 
     def piece(self, text: str) -> None:
         """Write it at once."""
@@ -86,7 +87,7 @@ class TextView:
     def facts(self, facts: Sequence[Fact]) -> None:
         """One line each."""
         for fact in facts:
-            line = visible(f"{fact.speaker or ''}: {fact.text}")
+            line = one_line(f"{fact.speaker or ''}: {fact.text}")
             out().print(f"{fact.id}  {line}", markup=False)
         if not facts:
             self.note("nothing is remembered yet")
@@ -166,10 +167,15 @@ class ChatLoop:
     def handle(self, line: str) -> bool:
         """Answer a line or follow a command; ``False`` ends the chat.
 
-        A question that the engine does not answer is counted in :attr:`n_unanswered`, and neither
-        it nor a part of an answer is remembered: it may be asked again.
+        A line that is no text, or a question that the engine does not answer, is counted in
+        :attr:`n_unanswered`, and neither it nor a part of an answer is remembered: it may be asked
+        again.
         """
         line = line.strip()
+        if undecoded(line):
+            self.n_unanswered += 1
+            self._view.note(f"no answer: a line is not in the encoding of stdin: {line!a:.80}")
+            return True
         if line in ("/quit", "/exit"):
             return False
         if line.startswith("/"):
@@ -199,12 +205,13 @@ class ChatLoop:
         try:
             if what == "all":
                 self._memory.delete_all(user_id=user_id)
-                self._recent.clear()
             else:
                 self._memory.delete(what, user_id=user_id)
         except NotFoundError as error:
             self._view.note(str(error))
         else:
+            # Answers may repeat what is forgotten, so that no turn can be told to be free of it.
+            self._recent.clear()
             self._view.note(f"forgotten: {what}")
 
     def _answer(self, question: str) -> None:

@@ -205,7 +205,16 @@ def _engine(info: EngineInfo) -> Iterator[Check]:
             + (f", blocks of {info.block_size} tokens" if info.block_size else ""),
         )
     else:
-        # Without a connector nobody has named the model.
-        named = info.fingerprint or info.details.get("fingerprint")
-        fix = "" if named else "start the server with: inferscale serve MODEL"
-        yield Check("injection", Verdict.FAIL, f"off, memory goes as text: {info.reason}", fix)
+        detail = f"off, memory goes as text: {info.reason}"
+        yield Check("injection", Verdict.FAIL, detail, _way_to_inject(info))
+
+
+def _way_to_inject(info: EngineInfo) -> str:
+    from inferscale_sdk.protocol import Reason
+
+    refusal = info.details.get("refusal")
+    if refusal == Reason.BAD_SIGNATURE:
+        return "the secret is wrong or missing: set INFERSCALE_SERVER_SECRET to the server's own"
+    # Without a connector nobody has named the model.
+    named = info.fingerprint or info.details.get("fingerprint")
+    return "" if named or refusal else "start the server with: inferscale serve MODEL"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -25,14 +24,15 @@ from inferscale_sdk.cli.options import (
 )
 from inferscale_sdk.cli.output import (
     err,
+    one_line,
     out,
     print_figures,
     print_json,
     print_json_line,
-    visible,
     working,
 )
 from inferscale_sdk.cli.session import open_memory, owner_ids, reading
+from inferscale_sdk.cli.streams import open_stdin, undecoded
 from inferscale_sdk.cli.values import COUNT, LONG_COUNT, number, whole
 
 if TYPE_CHECKING:
@@ -176,7 +176,7 @@ def history(
         print_json([{**asdict(event), "kind": event.kind.value} for event in events])
         return
     for event in events:
-        text = visible(event.new_text or event.old_text or "")
+        text = one_line(event.new_text or event.old_text or "")
         out().print(
             f"{event.at:%Y-%m-%d %H:%M}  {event.kind.value:<6}  v{event.version}  {text}",
             markup=False,
@@ -214,11 +214,22 @@ def _lines(texts: list[str]) -> list[str]:
     """What to remember, line by line; blank lines of stdin are none."""
     if any(not text.strip() for text in texts):
         raise typer.BadParameter("it is empty; give a statement", param_hint="'TEXTS'")
-    given = [line for text in texts for line in (sys.stdin if text == "-" else [text])]
+    given = [line for text in texts for line in (_piped() if text == "-" else [text])]
     lines = [line.strip() for line in given if line.strip()]
     if not lines:
         raise typer.BadParameter("stdin has no text; pipe lines into it", param_hint="'-'")
     return lines
+
+
+def _piped() -> Iterator[str]:
+    stdin = open_stdin()
+    for at, line in enumerate(stdin, 1):
+        if undecoded(line):
+            raise typer.BadParameter(
+                f"line {at} of stdin is not {stdin.encoding}; convert it, e.g. with iconv",
+                param_hint="'-'",
+            )
+        yield line
 
 
 def _utc(when: datetime | None) -> datetime | None:
@@ -241,7 +252,7 @@ def _line(fact: Fact) -> str:
     date = f"{fact.event_time:%Y-%m-%d} " if fact.event_time else ""
     speaker = f"{fact.speaker}: " if fact.speaker else ""
     source = f" (from {fact.source})" if fact.source else ""
-    return visible(f"{date}{speaker}{fact.text}{source}")
+    return one_line(f"{date}{speaker}{fact.text}{source}")
 
 
 @contextmanager

@@ -10,6 +10,7 @@ import typer
 
 from inferscale_sdk.cli.values import (
     MODEL_TO_LOAD,
+    OWNER_ID,
     existing_memory,
     folder_to_make,
     http_address,
@@ -44,11 +45,13 @@ class EngineChoice(StrEnum):
 
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
-User = Annotated[str, typer.Option("--user", "-u", help="Whose memory.")]
-Agent = Annotated[str | None, typer.Option("--agent", help="Only what this agent was told.")]
-Run = Annotated[str | None, typer.Option("--run", help="Only this session or thread.")]
+User = Annotated[str, typer.Option("--user", "-u", help="Whose memory.", **OWNER_ID)]
+Agent = Annotated[
+    str | None, typer.Option("--agent", help="Only what this agent was told.", **OWNER_ID)
+]
+Run = Annotated[str | None, typer.Option("--run", help="Only this session or thread.", **OWNER_ID)]
 App = Annotated[
-    str | None, typer.Option("--app", help="The application, if several share a store.")
+    str | None, typer.Option("--app", help="The application, if several share a store.", **OWNER_ID)
 ]
 Store = Annotated[
     Path | None,

@@ -18,6 +18,7 @@ __all__ = [
     "err",
     "exit_unless_proved",
     "interactive",
+    "one_line",
     "out",
     "print_error",
     "print_figures",
@@ -50,7 +51,8 @@ def err() -> Console:
 
 def interactive() -> bool:
     """Whether somebody is there to answer a question."""
-    return sys.stdin.isatty()
+    # None where it was closed.
+    return sys.stdin is not None and sys.stdin.isatty()
 
 
 def visible(text: str) -> str:
@@ -58,16 +60,19 @@ def visible(text: str) -> str:
     return _UNSEEN.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
+def one_line(text: str) -> str:
+    """What :func:`visible` gives, with line breaks escaped as well."""
+    return visible(text).replace("\n", "\\n")
+
+
 def print_json(value: object) -> None:
     """One JSON document on stdout; times as ISO 8601, other values by their text."""
-    sys.stdout.write(json.dumps(value, ensure_ascii=False, indent=2, default=_plain) + "\n")
-    sys.stdout.flush()
+    _write_json(value, indent=2)
 
 
 def print_json_line(value: object) -> None:
     """One JSON document on one line of stdout, for streams of them."""
-    sys.stdout.write(json.dumps(value, ensure_ascii=False, default=_plain) + "\n")
-    sys.stdout.flush()
+    _write_json(value)
 
 
 def print_error(error: BaseException) -> None:
@@ -133,6 +138,17 @@ def progress_bar(what: str, total: int) -> Iterator[Advance]:
     with bar:
         task = bar.add_task(what, total=total)
         yield lambda done: bar.update(task, completed=done)
+
+
+def _write_json(value: object, indent: int | None = None) -> None:
+    text = json.dumps(value, ensure_ascii=False, indent=indent, default=_plain)
+    try:
+        text.encode(sys.stdout.encoding or "utf-8")
+    except UnicodeEncodeError:
+        # Escaped by JSON's own rules, so that it stays JSON.
+        text = json.dumps(value, indent=indent, default=_plain)
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
 
 
 def _plain(value: Any) -> Any:

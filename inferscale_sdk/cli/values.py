@@ -15,13 +15,14 @@ from typing import Any
 
 import typer
 
-from inferscale_sdk.errors import ConfigurationError
+from inferscale_sdk.errors import ConfigurationError, NamespaceError
 from inferscale_sdk.facts.base import FACTS_FILE
 
 __all__ = [
     "COUNT",
     "LONG_COUNT",
     "MODEL_TO_LOAD",
+    "OWNER_ID",
     "existing_folder",
     "existing_memory",
     "folder_to_make",
@@ -151,6 +152,22 @@ def model_to_load(text: Any) -> str:
 
 MODEL_TO_LOAD: dict[str, Any] = {"parser": model_to_load, "metavar": "MODEL"}
 """What ``typer.Option`` and ``typer.Argument`` need for a model."""
+
+
+def owner_id(text: Any) -> str:
+    """The id of a user, an agent, a session or an application."""
+    from inferscale_sdk.sqlite.clauses import check_owner
+    from inferscale_sdk.types import Namespace
+
+    try:
+        check_owner(Namespace(user_id=str(text)), "it")
+    except NamespaceError as error:
+        raise typer.BadParameter(str(error).replace("user_id", "it", 1)) from None
+    return str(text)
+
+
+OWNER_ID: dict[str, Any] = {"parser": owner_id, "metavar": "TEXT"}
+"""What ``typer.Option`` needs for an id."""
 
 
 def existing_memory(text: Any) -> Path:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from inferscale_sdk.engines.base import EngineInfo
 from inferscale_sdk.engines.http import HttpClient
@@ -72,15 +73,18 @@ def identify(http: HttpClient, model: str | None, secret: bytes | None) -> Engin
         EngineError: The server failed; not that it merely cannot inject.
     """
     served = _served(http, model)
+    details: dict[str, Any] = {"root": served.root}
     ping = control(http, served.model, PingOp(), PingAnswer, secret=secret)
     if not isinstance(ping, PingAnswer):
+        if ping is not None:
+            details["refusal"] = ping.reason
         return EngineInfo(
             model=served.model,
             fingerprint="",
             max_model_len=served.max_model_len,
             can_inject=False,
             reason=_NO_CONNECTOR if ping is None else refusal_text(ping),
-            details={"root": served.root},
+            details=details,
         )
     verdict: ProbeVerdict = ping.probe
     reason = ""
@@ -107,7 +111,7 @@ def identify(http: HttpClient, model: str | None, secret: bytes | None) -> Engin
         bytes_per_token=ping.bytes_per_token,
         probe=verdict,
         details={
-            "root": served.root,
+            **details,
             "dtype": ping.dtype,
             "n_layers": ping.n_layers,
             "sdk_version": ping.sdk_version,

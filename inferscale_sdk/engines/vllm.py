@@ -10,7 +10,7 @@ from contextlib import aclosing, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
-from inferscale_sdk.config import settings
+from inferscale_sdk.config import check_secret, settings
 from inferscale_sdk.engines.base import Completion, CompletionChunk, Engine, EngineInfo, Sampling
 from inferscale_sdk.engines.controls import Controls
 from inferscale_sdk.engines.exchange import Exchange, require_fit
@@ -57,7 +57,8 @@ class VLLMEngine(Engine):
         tokenizer: The model's tokenizer, or where to load it from; by default from where the
             server loaded the model.
         api_key: Bearer token; by default ``INFERSCALE_API_KEY``.
-        secret: Secret shared with the server's connector; by default ``INFERSCALE_SERVER_SECRET``.
+        secret: Secret shared with the server's connector, 16 characters at least; by default
+            ``INFERSCALE_SERVER_SECRET``.
         timeout_seconds: How long the server may send nothing.
         connect_timeout_seconds: How long making a connection may take.
         retries: Further attempts where repeating is safe: no connection was made, or the request
@@ -67,7 +68,7 @@ class VLLMEngine(Engine):
             tokens from vLLM's own prefix cache may count as injected.
 
     Raises:
-        ConfigurationError: An argument is out of range.
+        ConfigurationError: An argument is out of range, or the secret is none.
     """
 
     def __init__(
@@ -77,12 +78,14 @@ class VLLMEngine(Engine):
         model: str | None = None,
         tokenizer: ChatTokenizer | str | Path | None = None,
         api_key: str | None = None,
-        secret: bytes | None = None,
+        secret: bytes | str | None = None,
         timeout_seconds: float = 60.0,
         connect_timeout_seconds: float = 5.0,
         retries: int = 2,
         exact_reports: bool = False,
     ) -> None:
+        given = check_secret(secret, "secret")
+        self._secret = given if given is not None else settings().server_secret
         self._http = HttpClient(
             base_url,
             api_key=api_key or settings().api_key,
@@ -92,7 +95,6 @@ class VLLMEngine(Engine):
         )
         self._model = model
         self._tokenizer = tokenizer
-        self._secret = secret if secret is not None else settings().server_secret
         self._exact_reports = exact_reports
         self._info: EngineInfo | None = None
         self._lock = threading.RLock()
@@ -143,6 +145,7 @@ class VLLMEngine(Engine):
         from inferscale_sdk.models import BUNDLED_MODEL, bundled_model_path
         from inferscale_sdk.server import find_server_python, server_command
 
+        secret = check_secret(options.pop("secret", None), "secret") or settings().server_secret
         home = settings().home
         if model is None:
             model = bundled_model_path()
@@ -150,18 +153,18 @@ class VLLMEngine(Engine):
         port = port or free_port()
         if persist:
             disk_path = disk_path or home / "kv"
-        secret = options.setdefault("secret", settings().server_secret)
         argv, env = server_command(
             model,
             python=python or find_server_python(),
             port=port,
             disk_path=disk_path if persist else None,
+            secret=secret,
             **options,
         )
         engine = cls(
             f"http://127.0.0.1:{port}",
             tokenizer=tokenizer or str(model),
-            secret=secret.encode() if isinstance(secret, str) else secret,
+            secret=secret,
             timeout_seconds=timeout_seconds,
             exact_reports=exact_reports,
         )

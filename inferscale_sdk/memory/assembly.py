@@ -12,6 +12,7 @@ from inferscale_sdk.facts.base import FACTS_FILE, FactStore
 from inferscale_sdk.ingest.default import default_window
 from inferscale_sdk.ingest.relatives import IndexRelatives
 from inferscale_sdk.ingest.windows import WindowStrategy
+from inferscale_sdk.memory.arguments import check_folder, check_kind, check_seconds
 from inferscale_sdk.memory.handle_desk import HandleDesk
 from inferscale_sdk.memory.preparing import OnError
 from inferscale_sdk.memory.recalling import IndexWorker, Recaller
@@ -49,7 +50,7 @@ class Assembly:
         prefetch: See :class:`Preparer`.
 
     Raises:
-        ConfigurationError: Arguments contradict each other.
+        ConfigurationError: Arguments contradict each other, are of another kind or out of range.
     """
 
     def __init__(
@@ -79,7 +80,15 @@ class Assembly:
                 "a store was given but no index, and no path where to keep one; "
                 "pass path= or index= as well"
             )
-        folder = Path(path).expanduser() if path is not None else settings().home / "memory"
+        if engine is not None:
+            check_kind(engine, Engine, "engine", "give e.g. VLLMEngine('http://127.0.0.1:8000')")
+        check_kind(frame, Frame, "frame", "give e.g. Frame(header='Notes:\\n')")
+        if window is not None:
+            check_kind(window, WindowStrategy, "window", "give e.g. PrecedingTurns(20)")
+        if multi_user is not None:
+            check_kind(multi_user, bool, "multi_user", "give True, False or None")
+        check_seconds(orphan_check_seconds, "orphan_check_seconds")
+        folder = check_folder(path) if path is not None else settings().home / "memory"
         self._own_store, self._own_index = store is None, index is None
         self.store = store if store is not None else _open_store(folder)
         self.scoping = Scoping(self.store, multi_user)

@@ -69,7 +69,7 @@ class Memory(WriteVerbs, FindVerbs, AnswerVerbs):
             the server, by default ``INFERSCALE_ORPHAN_CHECK_SECONDS`` or every hour; 0 never.
 
     Raises:
-        ConfigurationError: Arguments contradict each other or are out of range.
+        ConfigurationError: Arguments contradict each other, are of another kind or out of range.
     """
 
     def __init__(

@@ -168,9 +168,10 @@ class Preparer:
     ) -> PreparedPlan:
         info = self._engine.info()
         records: dict[str, EncodingRecord] = {}
+        facts = [s.fact for s in scored]
+        stored = [fact.id for fact in facts]
         try:
             # Best first: those that stay text are left out.
-            facts = [s.fact for s in scored]
             live = n_live(facts, self._live_facts, self._planner().count_tokens, self._order)
             stored = [fact.id for fact in facts[live:]]
             records = self._records(stored, info)
@@ -190,7 +191,8 @@ class Preparer:
             scored = ()
             plan = self._call_planner(request, scored, {}, info, seq)
         if request.inject and plan.fact_ids and not plan.segments:
-            note = _join(note, _why_no_segments(info, records))
+            all_live = not set(plan.fact_ids).intersection(stored)
+            note = _join(note, _why_no_segments(info, records, all_live=all_live))
         if plan.dropped_fact_ids:
             n = len(plan.dropped_fact_ids)
             note = _join(note, f"{n} facts left out, the context is full")
@@ -249,10 +251,14 @@ class Preparer:
         return f"{what} ({type(error).__name__})"
 
 
-def _why_no_segments(info: EngineInfo, records: Mapping[str, EncodingRecord]) -> str:
+def _why_no_segments(
+    info: EngineInfo, records: Mapping[str, EncodingRecord], *, all_live: bool
+) -> str:
     """Why none of a plan's facts has stored KV that could be injected."""
     if not info.can_inject:
         return info.reason
+    if all_live:
+        return "left as text because of live_facts"
     return "" if records else "not encoded yet"
 
 

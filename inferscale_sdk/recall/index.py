@@ -83,7 +83,12 @@ class SQLiteRecall(RecallIndex):
         self._cache_bytes = check_count(cache_bytes, "cache_bytes")
         self._cache: ViewCache | None = None
         # NORMAL: what a power cut takes is made again from the fact store, cursor included.
-        self._db = Database(path, RECALL_SCHEMA, synchronous="NORMAL")
+        self._db = Database(
+            path,
+            RECALL_SCHEMA,
+            synchronous="NORMAL",
+            if_damaged="delete it, it is made again from the facts",
+        )
         try:
             if self._vectors is not None:
                 self._vectors.open(self._db, reembed=on_mismatch == "reembed")

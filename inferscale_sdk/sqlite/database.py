@@ -35,6 +35,7 @@ class Database:
         synchronous: ``FULL`` survives power loss with every commit; ``NORMAL`` may lose the last
             commits, for content that can be made again.
         busy_seconds: How long to wait for another process's write.
+        if_damaged: The way out of a damaged file, as the error names it.
 
     Raises:
         ConfigurationError: The path is a folder, or the file is of another kind or newer.
@@ -48,10 +49,12 @@ class Database:
         *,
         synchronous: Literal["FULL", "NORMAL"] = "FULL",
         busy_seconds: float = 30.0,
+        if_damaged: str = "restore a backup",
     ) -> None:
         self.path = str(path) if str(path) == MEMORY else str(Path(path).expanduser())
         self._synchronous = synchronous
         self._busy_seconds = busy_seconds
+        self._if_damaged = if_damaged
         self._in_memory = self.path == MEMORY
         self._pool: list[sqlite3.Connection] = []
         self._pool_lock = threading.Lock()
@@ -199,23 +202,25 @@ class Database:
                 "decode the text properly"
             ) from None
         except sqlite3.Error as error:
-            raise _store_error(self.path, self._busy_seconds, error) from error
+            raise self._store_error(error) from error
 
-
-def _store_error(path: str, busy_seconds: float, error: sqlite3.Error) -> StoreError:
-    code = getattr(error, "sqlite_errorcode", 0) & 0xFF
-    if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
-        return StoreError(
-            f"{path} was locked by another process for more than {busy_seconds:g} s; "
-            "end what holds it, or try again"
-        )
-    if code == sqlite3.SQLITE_FULL:
-        return StoreFull(f"no space left for {path}; free some and try again")
-    if code in (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT):
-        return StoreError(f"{path} is damaged or not a SQLite database ({error}); restore a backup")
-    if code == sqlite3.SQLITE_READONLY:
-        return StoreError(f"{path} cannot be written ({error}); check its owner and mode")
-    return StoreError(f"{path}: {error}")
+    def _store_error(self, error: sqlite3.Error) -> StoreError:
+        path = self.path
+        code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+        if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+            return StoreError(
+                f"{path} was locked by another process for more than {self._busy_seconds:g} s; "
+                "end what holds it, or try again"
+            )
+        if code == sqlite3.SQLITE_FULL:
+            return StoreFull(f"no space left for {path}; free some and try again")
+        if code in (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT):
+            return StoreError(
+                f"{path} is damaged or not a SQLite database ({error}); {self._if_damaged}"
+            )
+        if code == sqlite3.SQLITE_READONLY:
+            return StoreError(f"{path} cannot be written ({error}); check its owner and mode")
+        return StoreError(f"{path}: {error}")
 
 
 def _create_private(path: Path) -> None:

@@ -4,6 +4,8 @@ import json
 
 import pytest
 
+from inferscale_sdk.cli.chat_loop import ChatLoop, ChatSettings, JsonView
+from inferscale_sdk.cli.session import open_memory
 from inferscale_sdk.errors import EngineUnavailable
 
 
@@ -65,6 +67,25 @@ def test_facts_and_forget(cli):
     assert "I like tea" not in texts_of(cli)
     cli("chat", stdin="/forget all\n")
     assert texts_of(cli) == []
+
+
+@pytest.mark.parametrize("what", ["all", None], ids=["all", "by its id"])
+def test_what_is_forgotten_is_not_in_the_next_prompts_either(fake_engine, tmp_path, what):
+    with open_memory(tmp_path, fake_engine) as memory:
+        loop = ChatLoop(memory, JsonView(), ChatSettings(user_id="me"))
+        loop.handle("My cat is called Biscuit")
+        (said, _) = memory.get_all(user_id="me")
+        loop.handle(f"/forget {what or said.id}")
+        loop.handle("And now?")
+
+    assert "Biscuit" not in fake_engine.prompt_text(fake_engine.prompts[-1])
+
+
+def test_a_fact_of_several_lines_is_listed_in_one(cli):
+    (fact,) = cli.json("memory", "add", "eggs\nmilk", "--speaker", "Ann")
+
+    for listed in (cli("chat", stdin="/facts\n"), cli("memory", "list")):
+        assert listed.stdout == f"{fact['id']}  Ann: eggs\\nmilk\n"
 
 
 @pytest.mark.parametrize(

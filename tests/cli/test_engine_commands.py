@@ -11,6 +11,7 @@ from inferscale_sdk.cli import checks, session
 from inferscale_sdk.cli.checks import Check, Verdict
 from inferscale_sdk.config import settings
 from inferscale_sdk.errors import EngineUnavailable
+from inferscale_sdk.testing.fake_server import FakeServer
 
 
 @pytest.fixture
@@ -201,6 +202,21 @@ def test_doctor_says_why_memory_goes_as_text(cli, fake_engine, monkeypatch):
 
     assert "can_inject=False" in result.stdout
     assert "inferscale serve" in result.stdout
+
+
+@pytest.mark.parametrize("secret", ["not what the server has", None])
+def test_doctor_says_that_the_secret_is_wrong(cli, monkeypatch, secret):
+    monkeypatch.setattr(checks, "machine_checks", list)
+    if secret is not None:
+        monkeypatch.setenv("INFERSCALE_SERVER_SECRET", secret)
+    settings.cache_clear()
+
+    with FakeServer(secret=b"what the server has") as server:
+        found = by_name(cli.json("doctor", "--base-url", server.base_url, code=1))
+
+    assert found["injection"]["verdict"] == "fail"
+    assert "the secret is wrong or missing" in found["injection"]["fix"]
+    assert "inferscale serve" not in found["injection"]["fix"]
 
 
 def test_doctor_survives_a_server_that_is_not_there(cli, monkeypatch):

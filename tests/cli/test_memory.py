@@ -105,7 +105,9 @@ def test_what_was_forgotten_before_an_error_is_told(cli):
 
 
 def test_a_user_that_must_be_named_is_a_wrong_call(cli):
-    assert "NamespaceError" in cli("memory", "list", "-u", "", code=2).stderr
+    assert (
+        "it is empty; leave it out or give an id" in cli("memory", "list", "-u", "", code=2).stderr
+    )
 
 
 def test_facts_do_not_command_the_terminal(cli):

@@ -89,6 +89,20 @@ def test_addresses_that_can_be_used(address):
     assert values.http_address(address) == address
 
 
+@pytest.mark.parametrize(
+    ("command", "option"),
+    [
+        (("chat",), "--user"),
+        (("memory", "add", "I like tea"), "--user"),
+        *((("memory", "list"), option) for option in ("--user", "--agent", "--run", "--app")),
+    ],
+)
+@pytest.mark.parametrize("nobody", ["", "  ", "x" * 257, "\udcff"], ids=ascii)
+def test_an_id_that_nobody_can_have_is_wrong_usage(command, option, nobody):
+    told = refused(*command, f"{option}={nobody}")
+    assert option in told and "it " in told
+
+
 def test_the_ends_of_a_range_are_in_it():
     parse = values.number(0, 2.5)["parser"]
     assert [parse(text) for text in ("0", "2.5", " 1e0 ")] == [0, 2.5, 1]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -103,6 +104,22 @@ def test_the_secret_is_used_and_missed(connect: Connect) -> None:
         assert "INFERSCALE_SERVER_SECRET" in without.info().reason
         with pytest.raises(EngineError, match="SECRET"):
             without.forget(["a" * 40])
+
+
+def test_the_secret_may_be_text(connect: Connect) -> None:
+    with FakeServer(secret=b"0123456789abcdef") as server:
+        assert connect(server, secret="0123456789abcdef").info().can_inject
+
+
+@pytest.mark.parametrize("secret", ["opensesame", b"opensesame", b"", ["opensesame"]])
+def test_a_secret_that_no_server_has_is_refused_at_once(secret: Any) -> None:
+    for start in (
+        lambda: VLLMEngine("http://127.0.0.1:9", secret=secret),
+        lambda: VLLMEngine.launch("no-such-model", python="/no/python", secret=secret),
+    ):
+        with pytest.raises(ConfigurationError, match=r"secret .* at least 16") as caught:
+            start()
+        assert "sesame" not in str(caught.value)
 
 
 def test_the_secret_comes_from_the_settings(

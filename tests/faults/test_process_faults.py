@@ -350,6 +350,8 @@ def test_secret_does_not_match(
         max_model_len=2048,
         secret="only the server knows",
     ) as guarded:
-        stranger = VLLMEngine(guarded.base_url, tokenizer=doomed.tokenizer, secret=b"a guess")
+        stranger = VLLMEngine(
+            guarded.base_url, tokenizer=doomed.tokenizer, secret=b"a guess of nobody"
+        )
         with closing(stranger), asking(watch, stranger):
             watch.cell(("client", "wrong secret", "question"), TEXT, watch.ask)

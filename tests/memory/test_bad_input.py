@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 
 from inferscale_sdk.engines.base import Sampling
+from inferscale_sdk.engines.vllm import VLLMEngine
 from inferscale_sdk.errors import ConfigurationError, NamespaceError, NotFoundError, StoreError
+from inferscale_sdk.ingest.windows import PrecedingTurns
 from inferscale_sdk.memory import AsyncMemory
 from inferscale_sdk.prompt.frame import Frame
 from inferscale_sdk.recall.hybrid import HybridRecall
@@ -136,6 +138,30 @@ def test_half_a_character_in_a_search_a_tool_or_a_setting_is_refused(memory):
 def test_counts_are_whole_numbers(make, name, value):
     with pytest.raises(ConfigurationError, match=f"{name}="):
         make(**{name: value})
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(("path", value) for value in ("", "  ", 5, "\0", b"memory", "~nobody-of-this-name/x")),
+        *(("orphan_check_seconds", value) for value in (-1, math.nan, math.inf, "60", True)),
+        *(("engine", value) for value in ("http://127.0.0.1:8000", VLLMEngine)),
+        *(("window", value) for value in (20, "preceding", PrecedingTurns)),
+        *(("frame", value) for value in (None, "Notes:\n")),
+        *(("multi_user", value) for value in ("yes", 1, [])),
+    ],
+    ids=ascii,
+)
+def test_a_part_of_another_kind_is_refused_before_anything_is_made(make, tmp_path, name, value):
+    with pytest.raises(ConfigurationError) as caught:
+        make(**{name: value})
+    assert str(caught.value).startswith(f"{name}={value!r} ")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("seconds", [None, 0, 0.5, 60])
+def test_seconds_between_checks_may_be_any_or_none(make, seconds):
+    make(orphan_check_seconds=seconds)
 
 
 def test_only_facts_have_handles(memory):

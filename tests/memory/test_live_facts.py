@@ -23,6 +23,25 @@ def test_the_best_facts_stay_text_and_the_tokens_stay_the_same(make, engine, lif
     assert plan.token_ids == text.token_ids
 
 
+@pytest.mark.parametrize(
+    ("live", "encoded", "reason"),
+    [
+        (1, False, "not encoded yet"),
+        (1, True, ""),
+        (2, False, "left as text because of live_facts"),
+        (2, True, "left as text because of live_facts"),
+        (50, True, "left as text because of live_facts"),
+    ],
+)
+def test_the_report_says_what_keeps_the_facts_text(make, life, live, encoded, reason):
+    memory = make(live_facts=live)
+    memory.add(life, user_id="alice")
+    if encoded:
+        assert memory.wait_encoded(10.0)
+    answer = memory.answer("What is my dog called?", user_id="alice", top_k=2)
+    assert answer.report.reason == reason
+
+
 @pytest.mark.parametrize("live", [-1, 1.5, True])
 def test_bad_numbers_are_refused(make, live):
     with pytest.raises(ConfigurationError, match="live_facts"):

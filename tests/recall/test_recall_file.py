@@ -11,6 +11,7 @@ import pytest
 
 from inferscale_sdk.errors import ConfigurationError, StoreError
 from inferscale_sdk.facts.sqlite import SQLiteFactStore
+from inferscale_sdk.memory import Memory
 from inferscale_sdk.recall.base import RecallQuery
 from inferscale_sdk.recall.hybrid import DenseRecall, HybridRecall, LexicalRecall
 from inferscale_sdk.recall.migrations import RECALL_SCHEMA
@@ -51,6 +52,27 @@ def test_removed_words_leave_the_file(path, opened):
     index.remove(["f1"])
 
     assert not any(b"zebrafish" in file.read_bytes() for file in path.parent.iterdir())
+
+
+@pytest.mark.parametrize("begin", [b"no database", b"SQLite format 3\0"])
+def test_a_damaged_file_may_be_deleted_and_is_made_again(tmp_path, begin):
+    with Memory(path=tmp_path, embedder=FakeEmbedder(), background=False) as memory:
+        memory.add("I like tea", user_id="alice")
+        assert memory.search("tea", user_id="alice")
+    path = tmp_path / "recall.db"
+    path.write_bytes(begin + b"damaged" * 2000)
+
+    with Memory(path=tmp_path, embedder=FakeEmbedder(), background=False) as memory:
+        with pytest.raises(StoreError, match=r"recall\.db .*; delete it, it is made again"):
+            memory.search("tea", user_id="alice")
+        path.unlink()
+        assert memory.search("tea", user_id="alice")
+
+
+def test_a_damaged_fact_store_needs_a_backup(tmp_path):
+    (tmp_path / "facts.db").write_bytes(b"no database" * 2000)
+    with pytest.raises(StoreError, match="restore a backup"):
+        SQLiteFactStore(tmp_path / "facts.db")
 
 
 def test_file_of_another_kind_is_refused(tmp_path):
