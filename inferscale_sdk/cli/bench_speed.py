@@ -46,8 +46,8 @@ def ttft(
         str,
         typer.Option(
             help="What to compare, with commas between: prompt, repeated (prefix caching, the "
-            "same facts again), inject (host memory), device, disk, remote, cached (the "
-            "ceiling), mem0."
+            "same facts again), inject (host memory), live (the same but for the best fact, the "
+            "default), device, disk, remote, cached (the ceiling), mem0."
         ),
     ] = DEFAULT_ARMS,
     requests: Annotated[
