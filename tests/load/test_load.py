@@ -14,6 +14,7 @@ import random
 import re
 import statistics
 import time
+from collections.abc import Collection
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -90,6 +91,15 @@ class Tally:
     def complain(self, kind: str, what: str) -> None:
         setattr(self, kind, getattr(self, kind) + 1)
         self.complaints.append(f"{kind}: {what}"[:300])
+
+
+def is_mixture(code: str, known: Collection[str]) -> bool:
+    """Whether each part of a code stands in one that is known.
+
+    A small model mixes the codes of its prompt, and now and then hits upon somebody else's.
+    """
+    parts = zip(code.split("-"), *(one.split("-") for one in known), strict=True)
+    return all(part in those for part, *those in parts)
 
 
 class Registry:
@@ -175,7 +185,8 @@ class User:
             tally.complain("lost_facts", f"{self.name} missed {missing}")
         # The answer: no code of somebody else, whatever KV was under the prompt.
         for found in CODE.findall(completion.text):
-            if self._codes.owner.get(found, self.name) != self.name:
+            owner = self._codes.owner.get(found, self.name)
+            if owner != self.name and not is_mixture(found, told):
                 tally.complain("foreign_facts", f"{self.name} was told {found}")
         tally.right_code += code in completion.text
         tally.injected_tokens += report.injected_tokens
@@ -274,6 +285,14 @@ async def run_load(engine: VLLMEngine, folder: Path, users: int, requests: int):
             user.tally = settled
             await user.ask()
     return tally, settled, samples
+
+
+def test_a_mixture_of_ones_own_codes_is_told_from_anothers_code():
+    own = {"purple-badger-103", "golden-eagle-601"}
+    assert is_mixture("golden-eagle-103", own)
+    assert not is_mixture("golden-eagle-104", own)
+    assert not is_mixture("golden-heron-103", own)
+    assert not is_mixture("golden-eagle-103", set())
 
 
 @pytest.mark.parametrize(
