@@ -46,7 +46,8 @@ LOAD = """
 `make load`: {users} users at once on one server, prefix caching on, a shared secret, {mib} MiB of
 host memory so that the disk has to help. Each user remembers, changes, deletes and asks, mostly
 asks. Every prompt is decoded and compared with what its user had told and not taken back at that
-moment, every answer is searched for codes of others.
+moment, every answer is searched for codes of others. One put together from parts of the person's
+own does not count: so small a model mixes them, without anything injected as well.
 
 | | |
 |---|---|
