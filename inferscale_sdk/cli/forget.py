@@ -157,19 +157,18 @@ class _Task:
             return ""
         recorded = self.evidence.recorded
         try:
-            n = len(recorded) - len(self.where.found(recorded))
-            self.elsewhere = bool(self.evidence.keys) and not self.where.has_kv_of(
-                self.memory.store
-            )
+            if self.evidence.keys and not recorded:
+                self.elsewhere = not self.where.has_kv_of(self.memory.store)
+            found = self.where.found(recorded)
         except EngineError:
             return ""  # it will be said of the server
-        if not n:
+        if len(found) == len(recorded):
             return ""
         return (
-            f"{n} of {len(recorded)} segments of these facts lie in none of the places asked, so "
-            "nothing was forgotten; name the server that has them with --base-url and its folder "
-            "with --kv, or give --allow-missing if they were evicted, or kept in memory only by "
-            "a server that has ended"
+            f"{len(recorded) - len(found)} of {len(recorded)} segments of these facts lie in none "
+            "of the places asked, so nothing was forgotten; name the server that has them with "
+            "--base-url and its folder with --kv, or give --allow-missing if they were evicted, or "
+            "kept in memory only by a server that has ended"
         )
 
     def delete(self, fact_ids: Sequence[str] | None, *, hard: bool) -> None:

@@ -21,7 +21,7 @@ def n_live(
     facts: Sequence[Fact],
     wanted: int | None,
     count_tokens: Callable[[Fact], int],
-    order: FactOrder = "best-last",
+    order: FactOrder,
 ) -> int:
     """How many of the facts stay text.
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Collection, Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -85,12 +85,10 @@ def segments(root: Path) -> Iterator[FolderSegment]:
     Raises:
         StoreError: A folder cannot be listed.
     """
-    try:
+    with _listing(root):
         for shard in files.shard_folders(root):
             for entry in files.scan(shard):
                 yield _segment(shard, entry)
-    except OSError as error:
-        raise StoreError(f"{root} cannot be listed: {error}; mend its permissions") from error
 
 
 def _segment(shard: Path, entry: files.StoredFile) -> FolderSegment:
@@ -109,27 +107,21 @@ def locate(root: Path, keys: Collection[str]) -> dict[str, tuple[str, ...]]:
         ValueError: A key is not 40 lower-case hex digits.
         StoreError: A folder cannot be listed.
     """
-    try:
-        return _locate(root, keys)
-    except OSError as error:
-        raise StoreError(f"{root} cannot be listed: {error}; mend its permissions") from error
-
-
-def _locate(root: Path, keys: Collection[str]) -> dict[str, tuple[str, ...]]:
     found: dict[str, dict[str, None]] = {key: {} for key in keys}
-    for shard in files.shard_folders(root):
-        listed: dict[Path, list[str]] = {}
-        aside = {name.partition(".")[0] for name in _names(shard / "quarantine")}
-        for key, places in found.items():
-            path = files.segment_path(shard, key)
-            if files.is_segment_file(path):
-                places[DISK] = None
-            if key in aside:
-                places[QUARANTINE] = None
-            if path.parent not in listed:
-                listed[path.parent] = [n for n in _names(path.parent) if n.startswith(".")]
-            if any(name.startswith(f".{key}.") for name in listed[path.parent]):
-                places[TEMPORARY] = None
+    with _listing(root):
+        for shard in files.shard_folders(root):
+            listed: dict[Path, list[str]] = {}
+            aside = {name.partition(".")[0] for name in _names(shard / "quarantine")}
+            for key, places in found.items():
+                path = files.segment_path(shard, key)
+                if files.is_segment_file(path):
+                    places[DISK] = None
+                if key in aside:
+                    places[QUARANTINE] = None
+                if path.parent not in listed:
+                    listed[path.parent] = [n for n in _names(path.parent) if n.startswith(".")]
+                if any(name.startswith(f".{key}.") for name in listed[path.parent]):
+                    places[TEMPORARY] = None
     return {key: tuple(places) for key, places in found.items() if places}
 
 
@@ -141,7 +133,7 @@ def copies(root: Path, keys: Collection[str]) -> list[Path]:
     """
     wanted = set(keys)
     found = []
-    try:
+    with _listing(root):
         shards = set(files.shard_folders(root))
         for place, _, names in os.walk(root, onerror=_raise):
             for name in names:
@@ -149,8 +141,6 @@ def copies(root: Path, keys: Collection[str]) -> list[Path]:
                 named = wanted.intersection(_KEY.findall(name))
                 if named and not (path.parent.parent in shards and _is_own(path, named)):
                     found.append(path)
-    except OSError as error:
-        raise StoreError(f"{root} cannot be listed: {error}; mend its permissions") from error
     return sorted(found)
 
 
@@ -167,6 +157,14 @@ def _is_own(path: Path, keys: Collection[str]) -> bool:
 
 def _raise(error: OSError) -> None:
     raise error
+
+
+@contextmanager
+def _listing(root: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise StoreError(f"{root} cannot be listed: {error}; mend its permissions") from error
 
 
 def _names(folder: Path) -> list[str]:
