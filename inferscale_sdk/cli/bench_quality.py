@@ -15,6 +15,7 @@ from inferscale_sdk.cli.values import COUNT, folder_to_make, whole
 
 if TYPE_CHECKING:
     from inferscale_sdk.bench.quality.report import QualityReport, Row
+    from inferscale_sdk.bench.quality.statistics import Interval
 
 __all__ = ["quality"]
 
@@ -33,6 +34,7 @@ class UnitChoice(StrEnum):
     """What counts as a fact."""
 
     OBSERVATIONS = "observations"
+    PAIRS = "pairs"
     TURNS = "turns"
 
 
@@ -115,7 +117,7 @@ def quality(
         evidence=("natural", "guaranteed")
         if evidence is EvidenceChoice.BOTH
         else ("guaranteed" if evidence is EvidenceChoice.GUARANTEED else "natural",),
-        unit="turns" if unit is UnitChoice.TURNS else "observations",
+        unit=unit.value,
         conversations=conversations,
         questions=questions,
         answers=answers,
@@ -151,8 +153,9 @@ def _print(report: QualityReport) -> None:
     out().print(table)
     for arm, kept in report.overall.items():
         parts = ", ".join(f"{n} {i.value:.2f}" for n, i in report.by_conversation[arm].items())
-        shown = f"{kept.value:.3f} ({kept.low:.2f} to {kept.high:.2f})"
-        out().print(f"{arm}, all choices of facts: {shown}; {parts}", markup=False)
+        mean = f"mean of conversations {_interval(report.mean_of_conversations[arm])}"
+        shown = f"{arm}, all choices of facts: {_interval(kept)}; {mean}: {parts}"
+        out().print(shown, markup=False)
     categories = {row.arm: row for row in report.rows}
     for arm, row in categories.items():
         parts = ", ".join(
@@ -161,6 +164,10 @@ def _print(report: QualityReport) -> None:
         out().print(f"{arm}, k={row.k} {row.evidence}: {parts}", markup=False)
     for arm, ratio in report.encoding.items():
         out().print(f"{arm}: {ratio:.1f} prompt tokens per token encoded", markup=False)
+
+
+def _interval(kept: Interval) -> str:
+    return f"{kept.value:.3f} ({kept.low:.2f} to {kept.high:.2f})"
 
 
 def _cells(row: Row) -> list[str]:

@@ -94,3 +94,24 @@ def test_bad_input_is_named(path, tmp_path):
         path.write_text(text)
         with pytest.raises(ImportFormatError, match="talks"):
             load_locomo(path)
+
+
+def test_pairs_are_two_observations_of_one_session(path):
+    (talk,) = load_locomo(path, "pairs").conversations
+    assert [(fact.text, fact.source, fact.metadata) for fact in talk.facts] == [
+        ("Ann bought a boat. Ben has a picture of a boat.", "D1:1 D1:2", {"session": 1}),
+        ("Ann's boat sank.", "D10:1", {"session": 10}),
+    ]
+
+
+def test_summaries_are_there_where_the_file_has_them(path, tmp_path):
+    (talk,) = load_locomo(path).conversations
+    assert talk.summaries == {}
+    told = {"session_1_summary": " A boat was bought. ", "session_2_summary": "", "other": 1}
+    more = tmp_path / "summed-up.json"
+    more.write_text(json.dumps([TALK | {"session_summary": told}]))
+    (talk,) = load_locomo(more).conversations
+    assert {number: fact.text for number, fact in talk.summaries.items()} == {
+        1: "A boat was bought."
+    }
+    assert talk.summaries[1].event_time == datetime(2023, 5, 8, 0, 5, tzinfo=UTC)

@@ -61,3 +61,10 @@ def test_conversations_over_all_choices(report):
     # One question has no other to be exchanged with.
     assert found["b"].low == found["b"].high == found["b"].value
     assert report.as_dict()["by_conversation"]["arm"]["b"]["value"] == pytest.approx(1.5)
+
+
+def test_the_mean_of_conversations_weighs_each_alike(report):
+    mean = report.mean_of_conversations["arm"]
+    assert mean.value == pytest.approx((4 / 5 + 3 / 2) / 2)
+    assert mean.n == 3
+    assert report.as_dict()["mean_of_conversations"]["arm"]["value"] == mean.value

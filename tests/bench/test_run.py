@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -14,7 +15,9 @@ from inferscale_sdk.bench.quality.material import ArrivalRelatives, Material
 from inferscale_sdk.bench.quality.report import summarise
 from inferscale_sdk.bench.quality.results import ResultFile
 from inferscale_sdk.bench.quality.run import Cell, QualityOptions, QualityRun
+from inferscale_sdk.bench.quality.windows import BehindSummary
 from inferscale_sdk.errors import ConfigurationError, StoreError
+from inferscale_sdk.ingest.windows import PrecedingTurns
 from inferscale_sdk.testing.fake_embedder import FakeEmbedder
 
 
@@ -58,6 +61,23 @@ def test_arrival_relatives_are_those_that_were_there(material):
     assert all(f.metadata["session"] <= session for f in batch)
 
 
+@pytest.mark.parametrize("w", [0, 10])
+def test_a_summary_stands_in_front_of_its_own_sessions_facts(material, w):
+    material, _ = material
+    summary = replace(material.facts[0], id="fsummary2", text="What session two was about.")
+    inner = PrecedingTurns(w, 8)
+    batches = list(BehindSummary(inner, {2: summary}).batches(material.facts, material.store))
+    assert [f for batch in batches for f in batch.facts] == list(material.facts)
+    for batch in batches:
+        (session,) = {fact.metadata["session"] for fact in batch.facts}
+        assert (summary in batch.window) == (session == 2)
+        window = [fact for fact in batch.window if fact != summary]
+        assert batch.window[-len(window) :] == tuple(window) if window else True
+        first = material.facts.index(batch.facts[0])
+        assert window == list(material.facts[first - len(window) : first])
+        assert len(window) >= min(w, first)
+
+
 @pytest.mark.parametrize(
     ("name", "spec"),
     [
@@ -69,6 +89,7 @@ def test_arrival_relatives_are_those_that_were_there(material):
         ("prompt/time/top5", "prompt//time/0/5/True//0"),
         ("again", "prompt//best-last/0/0/True//96"),
         ("w20/twice", "injected/preceding-20/best-last/0/0/True//0/twice"),
+        ("w10/summary", "injected/preceding-10/best-last/0/0/True//0/summary"),
     ],
 )
 def test_arms_are_named_by_what_they_do(name, spec):

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from inferscale_sdk.bench.quality.material import ArrivalRelatives, Material
+from inferscale_sdk.bench.quality.windows import BehindSummary, ReadTwice
 from inferscale_sdk.errors import ConfigurationError
-from inferscale_sdk.facts.base import FactStore
 from inferscale_sdk.ingest.default import default_window
 from inferscale_sdk.ingest.related import RelatedFacts
 from inferscale_sdk.ingest.relatives import Relatives
 from inferscale_sdk.ingest.turns import RelatedTurns
-from inferscale_sdk.ingest.windows import EncodeBatch, PrecedingTurns, WindowStrategy
+from inferscale_sdk.ingest.windows import PrecedingTurns, WindowStrategy
 from inferscale_sdk.prompt.order import FactOrder
-from inferscale_sdk.types import Fact
 
 __all__ = ["BASE_ARMS", "PAPER_ARMS", "Arm", "parse_arm"]
 
@@ -48,9 +47,10 @@ class Arm:
             does it.
         top: Only so many of the best facts are given; 0 for all.
         header: Encode behind the serving prompt's own beginning.
-        twice: Each request has its facts twice, and the second reading is kept.
         arrival: Which relatives a fact may have: ``""`` for all, ``arrival`` for those stored
             before it, ``batch`` for those up to its session.
+        twice: Each request has its facts twice, and the second reading is kept.
+        summary: The summary of a fact's session stands in front of its window.
     """
 
     name: str
@@ -62,6 +62,7 @@ class Arm:
     header: bool = True
     arrival: str = ""
     twice: bool = False
+    summary: bool = False
 
     @property
     def spec(self) -> str:
@@ -69,13 +70,17 @@ class Arm:
         window = "" if self.window is None else self.window.name
         parts = (self.kind, window, self.order, self.live, self.top, self.header, self.arrival)
         chunk = AGAIN_CHUNK if self.name == "again" else 0
-        return "/".join(map(str, (*parts, chunk))) + ("/twice" if self.twice else "")
+        return "/".join(map(str, (*parts, chunk))) + self._extras
 
     @property
     def encoding(self) -> str:
         """What the KV of an injected arm depends on: arms with the same share it."""
         window = "" if self.window is None else self.window.name
-        return f"{window}/{self.header}/{self.arrival}/{self.twice}"
+        return f"{window}/{self.header}/{self.arrival}{self._extras}"
+
+    @property
+    def _extras(self) -> str:
+        return ("/twice" if self.twice else "") + ("/summary" if self.summary else "")
 
     @property
     def chunk(self) -> int | None:
@@ -89,24 +94,9 @@ class Arm:
         if self.arrival:
             relatives = ArrivalRelatives(material, same_session=self.arrival == "batch")
         bound = self.window.bound(relatives)
+        if self.summary:
+            bound = BehindSummary(bound, material.summaries)
         return ReadTwice(bound) if self.twice else bound
-
-
-class ReadTwice(WindowStrategy):
-    """Facts stand in their own window, too: they are known by the time they are captured."""
-
-    def __init__(self, inner: WindowStrategy) -> None:
-        self._inner = inner
-
-    @property
-    def name(self) -> str:
-        """That of the strategy, with ``-twice``."""
-        return f"{self._inner.name}-twice"
-
-    def batches(self, pending: Sequence[Fact], store: FactStore) -> Iterator[EncodeBatch]:
-        """Its batches, each with its facts at the end of the window."""
-        for batch in self._inner.batches(pending, store):
-            yield EncodeBatch((*batch.window, *batch.facts), batch.facts)
 
 
 def parse_arm(name: str) -> Arm:
@@ -120,8 +110,8 @@ def parse_arm(name: str) -> Arm:
     After slashes: ``bare`` (encoded without the serving header), ``live3`` (best 3 as text;
     ``default`` leaves the best one unless told otherwise), ``top5`` (only the best 5), ``time``,
     ``session`` or ``first`` (order of the facts; best last otherwise), ``twice`` (each fact read
-    twice, the second reading kept), ``arrival`` or ``batch`` (relatives known when the fact, or its
-    session, came).
+    twice, the second reading kept), ``summary`` (the summary of its session in front of a fact's
+    window), ``arrival`` or ``batch`` (relatives known when the fact, or its session, came).
 
     Raises:
         ConfigurationError: There is no such arm.
@@ -144,8 +134,8 @@ def parse_arm(name: str) -> Arm:
             values["order"] = _ORDERS[option]
         elif option in ("arrival", "batch"):
             values["arrival"] = option
-        elif option == "twice":
-            values["twice"] = True
+        elif option in ("twice", "summary"):
+            values[option] = True
         elif option == "bare":
             values["header"] = False
         elif match := _NUMBERED.fullmatch(option):

@@ -5,9 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from itertools import groupby, zip_longest
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -16,7 +17,7 @@ from inferscale_sdk.types import NewFact
 
 __all__ = ["CATEGORIES", "Conversation", "DataSet", "Question", "Unit", "load_locomo"]
 
-Unit: TypeAlias = Literal["observations", "turns"]
+Unit: TypeAlias = Literal["observations", "pairs", "turns"]
 
 CATEGORIES = {1: "multi-hop", 2: "temporal", 3: "open-domain", 4: "single-hop"}
 """Categories that have golden answers; 5, adversarial, has none."""
@@ -55,11 +56,13 @@ class Conversation:
         id: Its name in the file.
         facts: In the order they were said; ``source`` names the turn, ``metadata`` the session.
         questions: Those with a golden answer.
+        summaries: What annotators made of each session, as far as the file has it.
     """
 
     id: str
     facts: tuple[NewFact, ...]
     questions: tuple[Question, ...]
+    summaries: Mapping[int, NewFact] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,14 +83,15 @@ def load_locomo(path: Path, unit: Unit = "observations") -> DataSet:
 
     Args:
         path: The file.
-        unit: What counts as a fact: what annotators noted down, or what was said.
+        unit: What counts as a fact: what annotators noted down, two such notes that follow one
+            another in a session, or what was said.
 
     Raises:
         ConfigurationError: There is no such file, or no such unit.
         ImportFormatError: It is something else.
     """
-    if unit not in ("observations", "turns"):
-        raise ConfigurationError(f"unit={unit!r} must be 'observations' or 'turns'")
+    if unit not in _UNITS:
+        raise ConfigurationError(f"unit={unit!r} must be one of {', '.join(_UNITS)}")
     try:
         data = path.read_bytes()
     except OSError as error:
@@ -106,8 +110,8 @@ def load_locomo(path: Path, unit: Unit = "observations") -> DataSet:
 
 def _conversation(entry: Mapping[str, Any], unit: Unit) -> Conversation:
     name = str(entry["sample_id"])
-    facts = _observations(entry) if unit == "observations" else _turns(entry)
-    return Conversation(name, tuple(facts), tuple(_questions(name, entry["qa"])))
+    facts, questions = tuple(_UNITS[unit](entry)), tuple(_questions(name, entry["qa"]))
+    return Conversation(name, facts, questions, dict(_summaries(entry)))
 
 
 def _sessions(talk: Mapping[str, Any]) -> Iterator[tuple[int, Sequence[Any], datetime | None]]:
@@ -145,6 +149,25 @@ def _observations(entry: Mapping[str, Any]) -> Iterator[NewFact]:
             )
 
 
+def _pairs(entry: Mapping[str, Any]) -> Iterator[NewFact]:
+    for _, group in groupby(_observations(entry), lambda fact: fact.metadata["session"]):
+        facts = list(group)
+        for first, second in zip_longest(facts[::2], facts[1::2]):
+            if second is None:
+                yield first
+                continue
+            sources = dict.fromkeys(f"{first.source or ''} {second.source or ''}".split())
+            text = f"{first.text} {second.text}"
+            yield replace(first, text=text, source=" ".join(sources) or None)
+
+
+def _summaries(entry: Mapping[str, Any]) -> Iterator[tuple[int, NewFact]]:
+    told = entry.get("session_summary", {})
+    for number, _, when in _sessions(entry["conversation"]):
+        if text := str(told.get(f"session_{number}_summary", "")).strip():
+            yield number, NewFact(text, event_time=when, metadata={"session": number})
+
+
 def _turns(entry: Mapping[str, Any]) -> Iterator[NewFact]:
     for number, turns, when in _sessions(entry["conversation"]):
         for turn in turns:
@@ -177,3 +200,10 @@ def _questions(name: str, entries: Sequence[Mapping[str, Any]]) -> Iterator[Ques
 def _turn_ids(text: str) -> tuple[str, ...]:
     found = (f"D{int(session)}:{int(turn)}" for session, turn in _TURN.findall(text))
     return tuple(dict.fromkeys(found))
+
+
+_UNITS: Mapping[str, Callable[[Mapping[str, Any]], Iterator[NewFact]]] = {
+    "observations": _observations,
+    "pairs": _pairs,
+    "turns": _turns,
+}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal, TypeAlias
 
@@ -14,7 +15,7 @@ from inferscale_sdk.ingest.relatives import IndexRelatives, Relatives
 from inferscale_sdk.recall.base import RECALL_FILE, Embedder, RecallQuery
 from inferscale_sdk.recall.hybrid import HybridRecall
 from inferscale_sdk.recall.sync import sync
-from inferscale_sdk.types import Fact, Namespace
+from inferscale_sdk.types import Fact, Namespace, NewFact
 
 __all__ = ["ArrivalRelatives", "Evidence", "Material"]
 
@@ -44,6 +45,9 @@ class Material:
         sync(self.store, self.index)
         found = self.store.find(self.owner)
         self.facts: tuple[Fact, ...] = tuple(sorted(found, key=lambda fact: fact.position))
+        self.summaries: dict[int, Fact] = {
+            number: self._beside(told, number) for number, told in conversation.summaries.items()
+        }
         self._seed = seed
         self._ranked: dict[str, list[Fact]] = {}
 
@@ -51,6 +55,18 @@ class Material:
     def relatives(self) -> Relatives:
         """Over all facts."""
         return IndexRelatives(self.store, lambda: self.index)
+
+    def _beside(self, told: NewFact, session: int) -> Fact:
+        """A fact of this owner that no store has: nothing finds it, and windows can show it."""
+        return replace(
+            self.facts[0],
+            id=f"fsummary{session}",
+            text=told.text,
+            event_time=told.event_time,
+            speaker=told.speaker,
+            source=told.source,
+            metadata=told.metadata,
+        )
 
     def ranked(self, question: Question) -> list[Fact]:
         """The facts recall has for a question, best first."""

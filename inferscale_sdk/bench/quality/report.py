@@ -94,6 +94,8 @@ class QualityReport:
         overall: Useful information kept by each arm, over all choices of facts. Those of one
             question are resampled together.
         by_conversation: The same for each conversation, by arm.
+        mean_of_conversations: Their average, by arm: each counts as much, however many questions
+            it has and however much its facts tell.
         encoding: Prompt tokens per own token of what was encoded in this run, by arm.
     """
 
@@ -103,6 +105,7 @@ class QualityReport:
     rows: tuple[Row, ...]
     overall: Mapping[str, Interval]
     by_conversation: Mapping[str, Mapping[str, Interval]]
+    mean_of_conversations: Mapping[str, Interval]
     encoding: Mapping[str, float]
 
     def as_dict(self) -> dict[str, Any]:
@@ -116,6 +119,9 @@ class QualityReport:
             "by_conversation": {
                 arm: {name: interval.as_dict() for name, interval in found.items()}
                 for arm, found in self.by_conversation.items()
+            },
+            "mean_of_conversations": {
+                arm: i.as_dict() for arm, i in self.mean_of_conversations.items()
             },
             "encoded_prompt_tokens_per_own_token": dict(self.encoding),
             "rows": [row.as_dict() for row in self.rows],
@@ -132,19 +138,20 @@ def summarise(measured: Measured, *, model: str, data: str, seed: int = 0) -> Qu
         seed: Of the bootstrap.
     """
     results = measured.results
-    rows, overall, by_conversation = [], {}, {}
+    rows, overall, by_conversation, means = [], {}, {}, {}
     for arm, cells in results.items():
         for cell, found in cells.items():
             full, other = results["prompt"][cell], results["other"][cell]
             rows.append(_row(arm, cell, found, full, other, seed))
         sums = _sums(cells, results["prompt"], results["other"])
         overall[arm] = bootstrap(sums, _pooled, seed=seed)
+        means[arm] = bootstrap(sums, mean_of_groups, seed=seed)
         by_conversation[arm] = {
             name: bootstrap({name: part}, _pooled, seed=seed) for name, part in sums.items()
         }
     encoding = {arm: prompt / own for arm, (own, prompt) in measured.encoding.items() if own}
     return QualityReport(
-        model, measured.dtype, data, tuple(rows), overall, by_conversation, encoding
+        model, measured.dtype, data, tuple(rows), overall, by_conversation, means, encoding
     )
 
 
