@@ -42,14 +42,6 @@ def life_file(tmp_path_factory):
     return path
 
 
-@pytest.fixture(scope="session")
-def model(model_path):
-    pytest.importorskip("torch")
-    from inferscale_sdk.bench.quality.model import ScoringModel
-
-    return ScoringModel.load(str(model_path))
-
-
 class Silent:
     @contextmanager
     def progress(self, what, total):
