@@ -120,11 +120,20 @@ class SegmentRef(_Frozen):
 
 
 class CaptureSpan(_Frozen):
-    """Keep the KV of prompt tokens ``start`` (inclusive) to ``stop`` (exclusive) under ``key``."""
+    """Keep the KV of prompt tokens ``start`` (inclusive) to ``stop`` (exclusive) under ``key``.
+
+    Args:
+        key: What is kept is found under it.
+        start: First token.
+        stop: Behind the last token.
+        beside: Another segment of the very same tokens, stored before: the mean of both is kept.
+            Where it is not there, nothing is.
+    """
 
     key: Key
     start: Annotated[int, Field(ge=0)]
     stop: Annotated[int, Field(ge=1)]
+    beside: Key | None = None
 
     @model_validator(mode="after")
     def _ordered(self) -> CaptureSpan:

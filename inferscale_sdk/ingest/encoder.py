@@ -10,8 +10,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from inferscale_sdk.engines.base import Engine, EngineInfo
 from inferscale_sdk.errors import (
@@ -21,11 +21,12 @@ from inferscale_sdk.errors import (
     EngineUnavailable,
     blame,
 )
-from inferscale_sdk.facts.base import EncodingRecord, FactStore
+from inferscale_sdk.facts.base import FactStore
 from inferscale_sdk.ingest.fitting import Fitted, fit
 from inferscale_sdk.ingest.forgetting import send_forgets
 from inferscale_sdk.ingest.planning import EncodePlanner
 from inferscale_sdk.ingest.progress import EncodeProgress, ProgressCallback
+from inferscale_sdk.ingest.readings import FirstReadings
 from inferscale_sdk.ingest.recording import record
 from inferscale_sdk.ingest.retry import Parking, RetryPolicy
 from inferscale_sdk.ingest.windows import WindowStrategy
@@ -39,6 +40,14 @@ log = logging.getLogger(__name__)
 
 SLICE = 256
 FACT_RETRY = RetryPolicy(base_seconds=1.0, max_seconds=300.0, max_attempts=8)
+
+
+@dataclass(frozen=True, slots=True)
+class _Request:
+    """A request, and whether it is a first reading: a second one will follow in the same run."""
+
+    fitted: Fitted
+    is_first: bool = False
 
 
 class Encoder:
@@ -69,6 +78,7 @@ class Encoder:
         self._encoding = threading.Lock()
         self._forgetting = threading.Lock()
         self._preambles: set[tuple[str, str]] = set()
+        self._readings = FirstReadings(store)
         self._total = EncodeProgress()
 
     # -- asking ----------------------------------------------------------------------------
@@ -142,15 +152,18 @@ class Encoder:
                 return replace(done, reason=info.reason or "the engine cannot inject memory")
             try:
                 seq = self._store.last_seq()
-                for fitted in self._requests(profile, info, limit, scope):
+                for request in self._requests(profile, info, limit, scope):
                     if stop is not None and stop.is_set():
                         break
-                    done = done.plus(self._encode(fitted, profile, seq))
+                    done = done.plus(self._encode(request, profile, seq))
                     if progress is not None:
                         progress(
                             replace(done, pending=self._store.count_pending(profile, scope=scope))
                         )
+                if self._readings.drop():
+                    done = done.plus(EncodeProgress(forgotten=self._forget_first()))
             finally:
+                self._readings.drop()
                 left = self._store.count_pending(profile, scope=scope)
                 done = replace(done, pending=left)
                 self._total = self._total.plus(done)
@@ -216,12 +229,29 @@ class Encoder:
 
     def _requests(
         self, profile: str, info: EngineInfo, limit: int, scope: Namespace | None
-    ) -> Iterator[Fitted]:
+    ) -> Iterator[_Request]:
         """Requests for up to ``limit`` facts that may be tried now, planned one at a time."""
         # Parked facts may stand at the head of the queue; look past them.
         waiting = self._store.pending(profile, scope=scope, limit=limit + len(self._parking))
-        ready = [fact for fact in waiting if self._parking.ready(fact)][:limit]
-        for batch in self._strategy.batches(ready, self._store):
+        ready = self._parking.ready(waiting)[:limit]
+        first = self._strategy.first
+        if first is not None:
+            for fitted in self._fitted(first, ready, profile, info, is_first=True):
+                yield _Request(fitted, is_first=True)
+            ready = [fact for fact in ready if fact.id in self._readings.by_fact]
+        for fitted in self._fitted(self._strategy, ready, profile, info):
+            yield _Request(fitted)
+
+    def _fitted(
+        self,
+        strategy: WindowStrategy,
+        ready: Sequence[Fact],
+        profile: str,
+        info: EngineInfo,
+        *,
+        is_first: bool = False,
+    ) -> Iterator[Fitted]:
+        for batch in strategy.batches(ready, self._store):
             if self._is_encoded(batch.facts, profile):
                 continue
             partition = batch.facts[0].namespace.partition
@@ -235,16 +265,19 @@ class Encoder:
                     fingerprint=info.fingerprint,
                     partition=partition,
                     capture_preamble=(partition, profile) not in self._preambles,
+                    readings=None if is_first else self._readings.by_fact,
+                    is_first=is_first,
                 )
 
-            yield from fit(batch, plan, self._strategy, self._store, info.max_model_len)
+            yield from fit(batch, plan, strategy, self._store, info.max_model_len)
 
     def _is_encoded(self, facts: Sequence[Fact], profile: str) -> bool:
         """Whether another process has done this batch since the queue was read."""
         return len(self._store.encodings([f.id for f in facts], profile)) == len(facts)
 
-    def _encode(self, fitted: Fitted, profile: str, seq: int) -> EncodeProgress:
+    def _encode(self, request: _Request, profile: str, seq: int) -> EncodeProgress:
         """Send one request and write down what became of it."""
+        fitted = request.fitted
         facts, plan = fitted.batch.facts, fitted.plan
         if plan is None:
             return self._give_up(facts[0], fitted.n_tokens)
@@ -262,8 +295,27 @@ class Encoder:
         stored = set(answer.stored)
         if plan.captures_preamble and plan.op.captures[0].key in stored:
             self._preambles.add((facts[0].namespace.partition, profile))
-        records = record(self._store, fitted.batch, plan, profile=profile, stored=stored, seq=seq)
-        return self._account(fitted, records, answer.failed)
+        if request.is_first:
+            taken = self._readings.take(fitted.batch, plan, stored)
+            return self._account(fitted, taken, answer.failed)
+        before = self._readings.before(facts)
+        records = record(
+            self._store,
+            fitted.batch,
+            plan,
+            profile=profile,
+            stored=stored,
+            seq=seq,
+            before=before,
+        )
+        recorded = {record.fact_id for record in records}
+        # Not before: a fact whose second reading fails again and again must wait longer each time.
+        self._parking.release(fact for fact in facts if fact.id in recorded)
+        return replace(
+            self._account(fitted, recorded, answer.failed),
+            encoded=len(records),
+            own_tokens=sum(record.n_tokens for record in records),
+        )
 
     def _note(self, plan: EncodePlan) -> None:
         """Write down what is about to be captured: whoever dies before the record leaves a trace.
@@ -287,11 +339,9 @@ class Encoder:
         return EncodeProgress(unencodable=1)
 
     def _account(
-        self, fitted: Fitted, records: Sequence[EncodingRecord], failed: Mapping[str, Reason]
+        self, fitted: Fitted, captured: Collection[str], failed: Mapping[str, Reason]
     ) -> EncodeProgress:
-        recorded = {record.fact_id for record in records}
-        missed = [fact for fact in fitted.batch.facts if fact.id not in recorded]
-        self._parking.release(fact for fact in fitted.batch.facts if fact.id in recorded)
+        missed = [fact for fact in fitted.batch.facts if fact.id not in captured]
         if Reason.WRONG_MODEL in failed.values():
             self.engine_was_lost()
         if missed:
@@ -303,10 +353,4 @@ class Encoder:
                 len(fitted.batch.facts),
                 ", ".join(reasons),
             )
-        return EncodeProgress(
-            encoded=len(records),
-            failed=len(missed),
-            requests=1,
-            own_tokens=sum(record.n_tokens for record in records),
-            prompt_tokens=fitted.n_tokens,
-        )
+        return EncodeProgress(failed=len(missed), requests=1, prompt_tokens=fitted.n_tokens)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from inferscale_sdk.prompt.base import EncodePlan
+from inferscale_sdk.prompt.base import EncodePlan, Reading
 from inferscale_sdk.types import Fact, Message
 
 __all__ = ["EncodePlanner"]
@@ -27,6 +27,8 @@ class EncodePlanner(Protocol):
         partition: str,
         capture_preamble: bool,
         messages: Sequence[Message] = (),
+        readings: Mapping[str, Reading] | None = None,
+        is_first: bool = False,
     ) -> EncodePlan:
         """One encode request."""
         ...

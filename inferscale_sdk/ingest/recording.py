@@ -21,6 +21,7 @@ def record(
     profile: str,
     stored: Collection[str],
     seq: int,
+    before: Collection[Fact] = (),
 ) -> list[EncodingRecord]:
     """Record the facts whose capture was stored.
 
@@ -31,6 +32,7 @@ def record(
         profile: What the KV is good for.
         stored: Keys the engine has now.
         seq: ``store.last_seq()`` before ``batch`` was read.
+        before: What stood before these facts in their first reading.
 
     Returns:
         The records, including those the store refused because their fact had changed.
@@ -40,7 +42,7 @@ def record(
     if store.last_seq() != seq:
         # A fact's record is dropped when a fact of its window changes, but a change that came
         # before the record was written found nothing to drop.
-        changed = _changed(store, batch)
+        changed = _changed(store, (*batch.window, *batch.facts, *before))
         if changed:
             store.invalidate(changed)
     return records
@@ -69,8 +71,8 @@ def _records(
     ]
 
 
-def _changed(store: FactStore, batch: EncodeBatch) -> list[str]:
-    used = {fact.id: fact for fact in (*batch.window, *batch.facts)}
+def _changed(store: FactStore, facts: Collection[Fact]) -> list[str]:
+    used = {fact.id: fact for fact in facts}
     now = {fact.id: fact for fact in store.current(list(used))}
     return [
         fact_id

@@ -105,10 +105,12 @@ class Parking:
             for fact in facts:
                 self._parked.pop((fact.id, fact.version), None)
 
-    def ready(self, fact: Fact) -> bool:
-        """Whether the fact may be tried now."""
-        entry = self._parked.get((fact.id, fact.version))
-        return entry is None or entry.until <= self._clock()
+    def ready(self, facts: Iterable[Fact]) -> list[Fact]:
+        """Those that may be tried now; of facts that were parked together, all or none."""
+        with self._lock:
+            now = self._clock()
+            waiting = {known for known, entry in self._parked.items() if entry.until > now}
+        return [fact for fact in facts if (fact.id, fact.version) not in waiting]
 
     def is_final(self, fact: Fact) -> bool:
         """Whether the fact is not going to be tried again."""

@@ -57,6 +57,14 @@ class WindowStrategy(ABC):
         """Tokens of one encode request at most; only a single longer fact may pass it."""
         return DEFAULT_MAX_TOKENS
 
+    @property
+    def first(self) -> WindowStrategy | None:
+        """Reads the same facts before this strategy does; the mean of both readings is kept.
+
+        ``None``, as here, where one reading is enough.
+        """
+        return None
+
     def bound(self, relatives: Relatives) -> WindowStrategy:
         """The same strategy, with somebody to ask for related facts, if it wants to know any.
 

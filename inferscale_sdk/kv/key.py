@@ -66,6 +66,7 @@ def segment_key(
     own_ids: Sequence[int],
     adapter: str = "",
     storage_dtype: str = "auto",
+    reading: str = "",
 ) -> str:
     """The key of a segment: a keyed digest of everything its KV depends on.
 
@@ -77,6 +78,8 @@ def segment_key(
         own_ids: The segment's own tokens.
         adapter: LoRA name and weights digest, empty without one.
         storage_dtype: Dtype at rest, ``auto`` for the cache's own.
+        reading: ``first`` for what is only kept until the second reading, then the first one's key;
+            empty where a fact is read once.
 
     Returns:
         40 lower-case hex digits.
@@ -87,4 +90,6 @@ def segment_key(
         digest.update(struct.pack("<Q", len(raw)) + raw)
     for ids in (context_ids, own_ids):
         digest.update(struct.pack("<Q", len(ids)) + _pack(ids))
+    if reading:
+        digest.update(b"reading\0" + reading.encode())
     return digest.hexdigest()

@@ -19,7 +19,7 @@ from inferscale_sdk.ingest.worker import EncodeWorker, WorkerState
 from inferscale_sdk.memory.preparing import OnError, Preparer
 from inferscale_sdk.memory.sending import Sender
 from inferscale_sdk.memory.values import MemoryStats
-from inferscale_sdk.prompt.base import EncodePlan
+from inferscale_sdk.prompt.base import EncodePlan, Reading
 from inferscale_sdk.prompt.frame import Frame
 from inferscale_sdk.prompt.order import FactOrder
 from inferscale_sdk.prompt.plan import Planner
@@ -185,6 +185,8 @@ class _EncodePlanner:
         partition: str,
         capture_preamble: bool,
         messages: Sequence[Message | Mapping[str, Any]] = (),
+        readings: Mapping[str, Reading] | None = None,
+        is_first: bool = False,
     ) -> EncodePlan:
         return self._serving.planner().plan_encode(
             window,
@@ -193,4 +195,6 @@ class _EncodePlanner:
             partition=partition,
             capture_preamble=capture_preamble,
             messages=messages,
+            readings=readings,
+            is_first=is_first,
         )

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from inferscale_sdk.protocol import EncodeOp, InjectOp
-from inferscale_sdk.types import Message
+from inferscale_sdk.types import Fact, Message
 
-__all__ = ["ChatTokenizer", "EncodePlan", "PlannedSegment", "PromptPlan"]
+__all__ = ["ChatTokenizer", "EncodePlan", "PlannedSegment", "PromptPlan", "Reading"]
 
 
 class ChatTokenizer(ABC):
@@ -125,6 +125,19 @@ class PromptPlan:
 
 
 @dataclass(frozen=True, slots=True)
+class Reading:
+    """A fact's KV that is kept until it is read again in another window.
+
+    Args:
+        key: Of the segment.
+        before: The facts that stood before it.
+    """
+
+    key: str
+    before: tuple[Fact, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class EncodePlan:
     """One encode request: ``token_ids`` = preamble + window + facts; spans are inside ``op``.
 
@@ -133,7 +146,8 @@ class EncodePlan:
         op: What to capture.
         fact_ids: The facts captured, in the order of ``op.captures`` (the preamble's capture, when
             there is one, comes first and has no fact).
-        context_fact_ids: For each fact captured, the facts that stand before it in this prompt.
+        context_fact_ids: For each fact captured, the facts that stand before it in this prompt, or
+            stood before it in its first reading.
         captures_preamble: Whether ``op.captures[0]`` is the preamble.
     """
 

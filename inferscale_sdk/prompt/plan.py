@@ -15,7 +15,13 @@ from typing import Any, Literal
 from inferscale_sdk.errors import ConfigurationError, ContextOverflow, NamespaceError
 from inferscale_sdk.facts.base import EncodingRecord
 from inferscale_sdk.kv.key import namespace_secret, owner_tag, segment_key
-from inferscale_sdk.prompt.base import ChatTokenizer, EncodePlan, PlannedSegment, PromptPlan
+from inferscale_sdk.prompt.base import (
+    ChatTokenizer,
+    EncodePlan,
+    PlannedSegment,
+    PromptPlan,
+    Reading,
+)
 from inferscale_sdk.prompt.cut import (
     CutPrompt,
     as_mappings,
@@ -170,6 +176,8 @@ class Planner:
         capture_preamble: bool,
         messages: Sequence[Message | Mapping[str, Any]] = (),
         max_model_len: int | None = None,
+        readings: Mapping[str, Reading] | None = None,
+        is_first: bool = False,
     ) -> EncodePlan:
         """Plan the encoding of ``facts`` behind ``window``, in one request.
 
@@ -184,6 +192,8 @@ class Planner:
             capture_preamble: Whether to keep the preamble's KV as well.
             messages: The application's own system message, if it has a fixed one.
             max_model_len: The model's context length, to notice a window that does not fit.
+            readings: First readings by fact id: the mean of these and this one is kept.
+            is_first: What is captured will only be averaged with a second reading.
 
         Raises:
             NamespaceError: A fact belongs to another partition.
@@ -207,9 +217,13 @@ class Planner:
             ids += self._line_ids(fact)
         for fact in facts:
             own = self._line_ids(fact)
-            key = self._key(fingerprint, secret, ids, own)
-            captures.append(CaptureSpan(key=key, start=len(ids), stop=len(ids) + len(own)))
-            contexts.append(tuple(context))
+            reading = (readings or {}).get(fact.id)
+            beside = None if reading is None else reading.key
+            key = self._key(fingerprint, secret, ids, own, "first" if is_first else beside or "")
+            stop = len(ids) + len(own)
+            captures.append(CaptureSpan(key=key, start=len(ids), stop=stop, beside=beside))
+            earlier = () if reading is None else reading.before
+            contexts.append(tuple(dict.fromkeys((*context, *(f.id for f in earlier)))))
             context.append(fact.id)
             ids += own
         if not captures:
@@ -293,7 +307,12 @@ class Planner:
         )
 
     def _key(
-        self, fingerprint: str, secret: bytes, context: Sequence[int], own: Sequence[int]
+        self,
+        fingerprint: str,
+        secret: bytes,
+        context: Sequence[int],
+        own: Sequence[int],
+        reading: str = "",
     ) -> str:
         return segment_key(
             fingerprint=fingerprint,
@@ -301,6 +320,7 @@ class Planner:
             secret=secret,
             context_ids=context,
             own_ids=own,
+            reading=reading,
         )
 
     def _salt(self, secret: bytes, fingerprint: str, suffix: str) -> str:

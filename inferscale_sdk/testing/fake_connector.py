@@ -121,10 +121,16 @@ class FakeConnector:
     def _encode(self, op: EncodeOp, token_ids: Sequence[int]) -> EncodeAnswer | Refusal:
         if op.fingerprint != self.fingerprint:
             return Refusal(reason=Reason.WRONG_MODEL, message="another model")
+        failed = {}
         for capture in op.captures:
-            own = token_ids[capture.start : capture.stop]
-            self.segments[capture.key] = token_digest(own)
-        return EncodeAnswer(stored=tuple(capture.key for capture in op.captures))
+            digest = token_digest(token_ids[capture.start : capture.stop])
+            there = capture.beside is None or capture.beside in self.segments
+            if there and self.segments.get(capture.beside or "", digest) == digest:
+                self.segments[capture.key] = digest
+            else:
+                failed[capture.key] = Reason.TOKEN_MISMATCH if there else Reason.MISSING
+        stored = tuple(capture.key for capture in op.captures if capture.key not in failed)
+        return EncodeAnswer(stored=stored, failed=failed)
 
     def _inject(self, op: InjectOp, token_ids: Sequence[int], salt: str | None) -> Any:
         keys = [segment.key for segment in op.segments]

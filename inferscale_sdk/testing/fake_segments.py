@@ -36,14 +36,26 @@ class FakeSegments:
         spans = plan.op.captures
         if plan.op.fingerprint != self.fingerprint:
             return EncodeAnswer(failed={span.key: Reason.WRONG_MODEL for span in spans})
+        failed = {}
         for span in spans:
             own = plan.token_ids[span.start : span.stop]
             if len(own) != span.stop - span.start:
                 raise EngineError(
                     f"a capture stops at {span.stop}, the prompt has {len(plan.token_ids)} tokens"
                 )
-            self.digests[span.key] = token_digest(own)
-        return EncodeAnswer(stored=tuple(span.key for span in spans))
+            digest = token_digest(own)
+            if reason := self._unfit(span.beside, digest):
+                failed[span.key] = reason
+            else:
+                self.digests[span.key] = digest
+        stored = tuple(span.key for span in spans if span.key not in failed)
+        return EncodeAnswer(stored=stored, failed=failed)
+
+    def _unfit(self, beside: str | None, digest: str) -> Reason:
+        """Why no mean can be taken with an earlier reading, if it is asked for."""
+        if beside is None or self.digests.get(beside) == digest:
+            return Reason.OK
+        return Reason.TOKEN_MISMATCH if beside in self.digests else Reason.MISSING
 
     def inject(self, plan: PromptPlan) -> InjectAnswer:
         """What the connector would take from stored KV."""

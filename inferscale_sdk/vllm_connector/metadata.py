@@ -50,13 +50,17 @@ class LoadPlan:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Prompt tokens ``start`` to ``stop`` are wanted as segment ``key`` of ``owner``'s."""
+    """Prompt tokens ``start`` to ``stop`` are wanted as segment ``key`` of ``owner``'s.
+
+    Averaged with segment ``beside``, if that names one.
+    """
 
     key: str
     start: int
     stop: int
     token_digest: str
     owner: str = ""
+    beside: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

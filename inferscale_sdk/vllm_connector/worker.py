@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from inferscale_sdk.errors import IncompatibleModel, StoreError
+from inferscale_sdk.injection.mean import averaged
 from inferscale_sdk.injection.probe import judge
 from inferscale_sdk.kv.segment import Segment
 from inferscale_sdk.protocol import ProbeVerdict, Reason
@@ -35,6 +36,7 @@ from inferscale_sdk.vllm_connector.metadata import (
     LoadPlan,
     Order,
     Probed,
+    Span,
     Staged,
     WorkerReport,
 )
@@ -250,7 +252,31 @@ class WorkerHalf:
                 verdict = self._judge(segment)
                 self._report.probes.append(Probed(request_id, self._rank, verdict))
             else:
-                self._report.captured.append(self._keep(request_id, segment))
+                self._report.captured.append(self._keep_read(request_id, span, segment))
+
+    def _keep_read(self, request_id: str, span: Span, segment: Segment) -> Captured:
+        """Keep a reading, or its mean with an earlier one."""
+        if span.beside is None:
+            return self._keep(request_id, segment)
+        try:
+            assert self._loader is not None and self._stack is not None
+            beside, tables = self._stored(span.beside), self._loader.tables
+            mean, reason = averaged(segment, beside, tables, device=self._stack.device)
+        except Exception:  # whatever is wrong with what was stored costs this capture alone
+            log.exception("inferscale: a second reading could not be averaged with the first")
+            return Captured(request_id, span.key, Reason.INTERNAL)
+        if reason:
+            return Captured(request_id, span.key, reason)
+        return self._keep(request_id, mean)
+
+    def _stored(self, key: str) -> Segment | None:
+        """A segment in memory or below, for the engine's own thread: it waits for the read."""
+        if key in self._forgetting:
+            return None
+        segment = self._resident.get(key)
+        if segment is None and self._below is not None:
+            segment = self._below.get(key)
+        return segment
 
     def _keep(self, request_id: str, segment: Segment) -> Captured:
         try:

@@ -38,18 +38,18 @@ def test_a_parked_fact_comes_back_until_it_is_given_up():
     now = [0.0]
     parking = Parking(RetryPolicy(1.0, 10.0, max_attempts=2), clock=lambda: now[0])
     one = fact(1)
-    assert parking.ready(one)
+    assert parking.ready([one])
     parking.fail([one])
-    assert not parking.ready(one) and not parking.is_final(one)
+    assert not parking.ready([one]) and not parking.is_final(one)
     assert 0.5 <= parking.next_retry_in() <= 1.0
     now[0] = 1.0
-    assert parking.ready(one)
+    assert parking.ready([one])
     assert parking.next_retry_in() == 0.0
     parking.fail([one])
     assert parking.is_final(one) and parking.next_retry_in() is None
-    assert parking.ready(fact(1, version=2)), "another text is another chance"
+    assert parking.ready([fact(1, version=2)]), "another text is another chance"
     parking.release([one])
-    assert parking.ready(one) and len(parking) == 0
+    assert parking.ready([one]) and len(parking) == 0
 
 
 def test_progress_adds_up():
@@ -59,3 +59,18 @@ def test_progress_adds_up():
     assert (both.encoded, both.prompt_tokens, both.pending, both.reason) == (3, 30, 3, "why")
     assert both.overhead == 2.0
     assert EncodeProgress().overhead == 0.0
+
+
+def test_facts_parked_together_come_back_together_whatever_time_passes_meanwhile():
+    """Looking at one fact after another must not find a later time for the second."""
+    now = [0.0]
+
+    def ticking():
+        now[0] += 0.3
+        return now[0]
+
+    parking = Parking(RetryPolicy(base_seconds=1.0, max_seconds=1.0, max_attempts=3), ticking)
+    facts = [fact(n) for n in range(20)]
+    parking.fail(facts)
+    found = [len(parking.ready(facts)) for _ in range(8)]
+    assert set(found) == {0, 20}

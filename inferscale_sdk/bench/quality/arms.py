@@ -11,6 +11,7 @@ from inferscale_sdk.bench.quality.material import ArrivalRelatives, Material
 from inferscale_sdk.bench.quality.windows import BehindSummary, ReadTwice
 from inferscale_sdk.errors import ConfigurationError
 from inferscale_sdk.ingest.default import default_window
+from inferscale_sdk.ingest.mean import MeanOfWindows
 from inferscale_sdk.ingest.related import RelatedFacts
 from inferscale_sdk.ingest.relatives import Relatives
 from inferscale_sdk.ingest.turns import RelatedTurns
@@ -105,7 +106,7 @@ def parse_arm(name: str) -> Arm:
     ``prompt``, ``again``, ``other``, ``none``; ``default`` for what the product does; ``w20`` for
     the 20 facts before; ``related5`` for the 5 nearest, ``related5+3`` for those behind the 3
     before, ``related5x4`` in groups of four; ``related10w10`` for
-    10 related facts and then the 10 before.
+    10 related facts and then the 10 before; ``w20,related5`` for the mean of two readings.
 
     After slashes: ``bare`` (encoded without the serving header), ``live3`` (best 3 as text;
     ``default`` leaves the best one unless told otherwise), ``top5`` (only the best 5), ``time``,
@@ -146,6 +147,12 @@ def parse_arm(name: str) -> Arm:
 
 
 def _window(base: str) -> WindowStrategy | None:
+    first, comma, second = base.partition(",")
+    if comma:
+        windows = _window(first), _window(second)
+        if windows[0] is None or windows[1] is None:
+            return None
+        return MeanOfWindows(windows[0], windows[1])
     if base == "default":
         return default_window()
     for pattern, make in _WINDOWS.items():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
 
@@ -11,7 +11,9 @@ from inferscale_sdk.bench.quality.material import Material, by_position
 from inferscale_sdk.bench.quality.model import ScoringModel
 from inferscale_sdk.facts.base import EncodingRecord
 from inferscale_sdk.ingest.fitting import Fitted, fit
+from inferscale_sdk.ingest.readings import FirstReadings
 from inferscale_sdk.ingest.related import RelatedFacts
+from inferscale_sdk.ingest.windows import WindowStrategy
 from inferscale_sdk.kv.segment import Segment
 from inferscale_sdk.prompt.base import EncodePlan
 from inferscale_sdk.prompt.plan import Planner
@@ -44,6 +46,7 @@ class Encodings:
         self._strategy = arm.strategy(material)
         self.segments: dict[str, Segment] = {preamble.key: preamble}
         self.records: dict[str, EncodingRecord] = {}
+        self._readings = FirstReadings(material.store)
         self.own_tokens = 0
         self.prompt_tokens = 0
 
@@ -57,31 +60,56 @@ class Encodings:
         if not (isinstance(self._strategy, RelatedFacts) and self._strategy.group == 1):
             # Groups are of consecutive facts: all are encoded, as the product would.
             missing = [fact for fact in self._material.facts if fact.id not in self.records]
-        store = self._material.store
-        for batch in self._strategy.batches(by_position(missing), store):
-            limit = self._model.model.max_model_len
-            for fitted in fit(batch, self._plan, self._strategy, store, limit):
-                self._encode(fitted)
-                progress(len(fitted.batch.facts))
+        if self._strategy.first is not None:
+            for fitted in self._fitted(self._strategy.first, missing):
+                self._read_first(fitted)
+        for fitted in self._fitted(self._strategy, missing):
+            self._encode(fitted)
+            progress(len(fitted.batch.facts))
+        for reading in self._readings.by_fact.values():
+            self.segments.pop(reading.key, None)
+        self._readings = FirstReadings(self._material.store)
 
-    def _plan(self, window: Iterable[Fact], facts: Iterable[Fact]) -> EncodePlan:
-        return self._planner.plan_encode(
-            tuple(window),
-            tuple(facts),
-            fingerprint=self._model.model.fingerprint,
-            partition=self._material.owner.partition,
-            capture_preamble=False,
-        )
+    def _fitted(self, strategy: WindowStrategy, facts: Iterable[Fact]) -> Iterator[Fitted]:
+        store, limit = self._material.store, self._model.model.max_model_len
+        is_first = strategy is self._strategy.first
+
+        def plan(window: Iterable[Fact], facts: Iterable[Fact]) -> EncodePlan:
+            return self._planner.plan_encode(
+                tuple(window),
+                tuple(facts),
+                fingerprint=self._model.model.fingerprint,
+                partition=self._material.owner.partition,
+                capture_preamble=False,
+                readings=None if is_first else self._readings.by_fact,
+                is_first=is_first,
+            )
+
+        for batch in strategy.batches(by_position(tuple(facts)), store):
+            yield from fit(batch, plan, strategy, store, limit)
+
+    def _read_first(self, fitted: Fitted) -> None:
+        if fitted.plan is not None:
+            self._capture(fitted.plan)
+            keys = {span.key for span in fitted.plan.op.captures}
+            self._readings.take(fitted.batch, fitted.plan, keys)
+
+    def _capture(self, plan: EncodePlan) -> None:
+        self.prompt_tokens += len(plan.token_ids)
+        known: Segment | None = self._preamble
+        if not self._arm.header:
+            plan, known = _without_header(plan, self._preamble.n_tokens), None
+        found = self._model.capture(plan.token_ids, plan.op.captures, known)
+        for span in plan.op.captures:
+            if span.beside is not None:
+                found[span.key] = self._model.mean(found[span.key], self.segments[span.beside])
+        self.segments |= found
 
     def _encode(self, fitted: Fitted) -> None:
         plan = fitted.plan
         if plan is None:
             return
-        known: Segment | None = self._preamble
-        if not self._arm.header:
-            plan, known = _without_header(plan, self._preamble.n_tokens), None
-        self.segments |= self._model.capture(plan.token_ids, plan.op.captures, known)
-        self.prompt_tokens += len(plan.token_ids)
+        self._capture(plan)
         for fact, span, context in zip(
             fitted.batch.facts, plan.op.captures, plan.context_fact_ids, strict=True
         ):

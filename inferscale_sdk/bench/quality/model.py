@@ -17,6 +17,7 @@ from inferscale_sdk.engines.transformers.proving import Proof, prove
 from inferscale_sdk.engines.transformers.runner import Runner
 from inferscale_sdk.errors import IncompatibleModel
 from inferscale_sdk.injection.match import matching_prefix
+from inferscale_sdk.injection.mean import averaged
 from inferscale_sdk.injection.pieces import gather, pieces_between
 from inferscale_sdk.kv.key import token_digest
 from inferscale_sdk.kv.segment import Segment
@@ -93,6 +94,13 @@ class ScoringModel:
             )
             for span in spans
         }
+
+    def mean(self, segment: Segment, beside: Segment) -> Segment:
+        """Two readings as one, as the engine does it."""
+        mean, reason = averaged(segment, beside, self.proof.tables, device=self.model.device)
+        if reason:
+            raise IncompatibleModel(f"two readings cannot be averaged: {reason}")
+        return mean
 
     # -- answering -------------------------------------------------------------------------
 

@@ -32,6 +32,7 @@ from inferscale_sdk.engines.transformers.segments import SegmentStore
 from inferscale_sdk.engines.transformers.text import TextStream
 from inferscale_sdk.errors import StoreError
 from inferscale_sdk.injection.match import matching_prefix
+from inferscale_sdk.injection.mean import averaged
 from inferscale_sdk.injection.pieces import gather, pieces_between
 from inferscale_sdk.kv.key import UNOWNED, token_digest
 from inferscale_sdk.kv.segment import Segment
@@ -93,7 +94,13 @@ class Core:
         try:
             data = read(cache, span.start, span.stop)
             digest = token_digest(prompt[span.start : span.stop])
-            self.store.put(Segment(span.key, data, span.start, digest, owner))
+            segment = Segment(span.key, data, span.start, digest, owner)
+            if span.beside is not None:
+                segment, reason = self._with(segment, self.store.get(span.beside))
+                if reason:
+                    self.count("failed_captures")
+                    return reason
+            self.store.put(segment)
         except Exception as error:  # a capture that fails costs no answer
             expected = isinstance(error, StoreError)
             log.warning("segment not stored: %s", error, exc_info=None if expected else error)
@@ -101,6 +108,9 @@ class Core:
             return Reason.STORE_FAILED
         self.count("captured_segments")
         return Reason.OK
+
+    def _with(self, segment: Segment, beside: Segment | None) -> tuple[Segment, Reason]:
+        return averaged(segment, beside, self.proof.tables, device=self.model.device)
 
 
 class Job:

@@ -53,7 +53,7 @@ class EncodeJob(_CapturingJob):
 
     def __init__(self, core: Core, request_id: str, prompt: Sequence[int], op: EncodeOp) -> None:
         spans = [
-            Span(c.key, c.start, c.stop, token_digest(prompt[c.start : c.stop]), op.owner)
+            Span(c.key, c.start, c.stop, token_digest(prompt[c.start : c.stop]), op.owner, c.beside)
             for c in op.captures
         ]
         super().__init__(core, request_id, prompt, spans)
