@@ -74,6 +74,7 @@ OPERATIONS = [
     InjectOp(fingerprint="m", segments=(SegmentRef(key=KEY, n_tokens=3, kind="preamble"),)),
     InjectOp(fingerprint="m", segments=(SegmentRef(key=KEY, n_tokens=3),), report_id="r"),
     EncodeOp(fingerprint="m", captures=(CaptureSpan(key=KEY, start=0, stop=3),)),
+    EncodeOp(fingerprint="m", captures=(CaptureSpan(key=KEY, start=0, stop=3, beside="b" * 40),)),
     ForgetOp(keys=(KEY,)),
     ForgetOp(keys=()),
     LocateOp(keys=(KEY,)),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import secrets
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, closing
 from dataclasses import dataclass, replace
@@ -15,8 +16,9 @@ import pytest
 from inferscale_sdk.engines.base import Completion, CompletionChunk, Engine, Sampling
 from inferscale_sdk.errors import ContextOverflow
 from inferscale_sdk.facts.base import EncodingRecord
-from inferscale_sdk.prompt.base import EncodePlan, PromptPlan
+from inferscale_sdk.prompt.base import EncodePlan, PromptPlan, Reading
 from inferscale_sdk.prompt.plan import Planner
+from inferscale_sdk.protocol import Reason
 from inferscale_sdk.types import Fact, InjectionReport, InjectionStatus, Message, Namespace
 
 __all__ = ["EngineSuite"]
@@ -54,13 +56,23 @@ class _Life:
         planner = Planner(engine.tokenizer, store_secret=secrets.token_bytes(32))
         return cls(planner, scope, facts, engine)
 
-    def encode_plan(self) -> EncodePlan:
+    def encode_plan(
+        self, readings: Mapping[str, Reading] | None = None, *, is_first: bool = False
+    ) -> EncodePlan:
         return self.planner.plan_encode(
             (),
             self.facts,
             fingerprint=self.engine.info().fingerprint,
             partition=self.scope.partition,
             capture_preamble=True,
+            readings=readings,
+            is_first=is_first,
+        )
+
+    def second_reading(self, first: EncodePlan) -> EncodePlan:
+        keys = [span.key for span in first.op.captures[1:]]
+        return self.encode_plan(
+            {fact.id: Reading(key, ()) for fact, key in zip(self.facts, keys, strict=True)}
         )
 
     def records(self, plan: EncodePlan) -> dict[str, EncodingRecord]:
@@ -186,6 +198,31 @@ class EngineSuite:
         assert set(engine.encode(plan).stored) == set(engine.encode(plan).stored)
         report = engine.generate(life.prompt(life.records(plan)), _SHORT).report
         assert report.status is InjectionStatus.INJECTED
+
+    def test_a_second_reading_is_averaged_with_the_first(self, engine: Engine) -> None:
+        """Read twice in the same window, facts are what they are when read once."""
+        life = _life(engine)
+        first = life.encode_plan(is_first=True)
+        assert engine.encode(first).failed == {}
+        second = life.second_reading(first)
+        assert engine.encode(second).failed == {}
+        keys = [span.key for plan in (first, second) for span in plan.op.captures[1:]]
+        assert len(set(keys)) == 2 * len(life.facts)
+        assert engine.locate(keys).keys() == set(keys)
+        plan = life.prompt(life.records(second))
+        completion = engine.generate(plan, _SHORT)
+        assert completion.report.status is InjectionStatus.INJECTED
+        once = engine.generate(life.prompt(life.records(first)), _SHORT)
+        assert completion.text == once.text
+
+    def test_without_a_first_reading_there_is_no_second(self, engine: Engine) -> None:
+        """Nothing is kept that is not what was asked for."""
+        life = _life(engine)
+        second = life.second_reading(life.encode_plan(is_first=True))
+        answer = engine.encode(second)
+        keys = [span.key for span in second.op.captures[1:]]
+        assert dict(answer.failed) == dict.fromkeys(keys, Reason.MISSING)
+        assert engine.locate(keys) == {}
 
     async def test_encode_async(self, engine: Engine) -> None:
         """The async twin encodes as well."""

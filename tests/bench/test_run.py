@@ -86,6 +86,10 @@ def test_a_summary_stands_in_front_of_its_own_sessions_facts(material, w):
         ("related5+3/live2", "injected/related-5+3/best-last/2/0/True//0"),
         ("related5x4", "injected/related-5x4/best-last/0/0/True//0"),
         ("related5/arrival", "injected/related-5/best-last/0/0/True/arrival/0"),
+        (
+            "w20,related5x4/live1",
+            "injected/mean-of-preceding-20-and-related-5x4/best-last/1/0/True//0",
+        ),
         ("prompt/time/top5", "prompt//time/0/5/True//0"),
         ("again", "prompt//best-last/0/0/True//96"),
         ("w20/twice", "injected/preceding-20/best-last/0/0/True//0/twice"),
@@ -96,7 +100,7 @@ def test_arms_are_named_by_what_they_do(name, spec):
     assert parse_arm(name).spec == spec
 
 
-@pytest.mark.parametrize("name", ["w", "nearest5", "w20/loud", "", "prompt5"])
+@pytest.mark.parametrize("name", ["w", "nearest5", "w20/loud", "", "prompt5", "w20,", "w20,none"])
 def test_unknown_arms_are_named(name):
     with pytest.raises(ConfigurationError, match="unknown"):
         parse_arm(name)
@@ -108,7 +112,7 @@ def test_a_stopped_run_goes_on_and_a_report_adds_up(life_file, model_path, tmp_p
         data=life_file,
         model=str(model_path),
         work=tmp_path,
-        arms=("again", "related2", "related1/live2"),
+        arms=("again", "related2", "related1/live2", "w4,related2"),
         ks=(5,),
         evidence=("natural", "guaranteed"),
         unit="turns",
@@ -133,6 +137,9 @@ def test_a_stopped_run_goes_on_and_a_report_adds_up(life_file, model_path, tmp_p
     assert related.prompt_tokens == full.prompt_tokens == full.prefilled_tokens
     assert related.prefilled_tokens < full.prefilled_tokens / 2
     assert rows["related1/live2", "natural"].prefilled_tokens > related.prefilled_tokens
+    mean = rows["w4,related2", "natural"]
+    assert mean.prefilled_tokens == related.prefilled_tokens
+    assert 0 < mean.kl < 5 and mean.nll != related.nll
     assert related.nll_difference.value == pytest.approx(related.nll - full.nll)
     assert 0 < related.kl < 5 and rows["again", "natural"].kl < 0.02
     told = [row for row in report.rows if row.arm != "other"]

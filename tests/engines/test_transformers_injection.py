@@ -187,6 +187,42 @@ def test_chunks_do_not_change_what_is_captured(folder: Path, embed: Embed, chunk
         torch.testing.assert_close(a.data, b.data, atol=1e-5, rtol=1e-5)
 
 
+def test_the_mean_of_two_readings_is_kept(folder: Path, embed: Embed) -> None:
+    engine = embed(folder)
+    op = encode_plan(engine).op
+    engine.encode(encode_plan(engine))
+    span = CaptureSpan(key="d" * 40, start=70, stop=110, beside=FACT)
+    # The same tokens again, behind themselves and whatever else.
+    again = (*TOKENS[:70], *TOKENS[30:70])
+    alone = CaptureSpan(key="e" * 40, start=70, stop=110)
+    for capture in (span, alone):
+        plan = EncodePlan(again, op.model_copy(update={"captures": (capture,)}), ("f",), ((),))
+        assert engine.encode(plan).failed == {}
+
+    store = engine._runtime.store
+    mean, second, first = (store.get(key) for key in ("d" * 40, "e" * 40, FACT))
+    assert mean is not None and second is not None and first is not None
+    assert mean.origin == 70
+    half = (second.data[:, 1] + first.data[:, 1]) / 2
+    torch.testing.assert_close(mean.data[:, 1], half, atol=1e-6, rtol=1e-5)
+    # In layer 0 keys know no context: turned to the same place both readings have the same.
+    torch.testing.assert_close(mean.data[0, 0], second.data[0, 0], atol=1e-4, rtol=1e-4)
+    assert not torch.allclose(mean.data[-1, 0], second.data[-1, 0], atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("beside", "reason"), [("d" * 40, Reason.MISSING), (PREAMBLE, Reason.TOKEN_MISMATCH)]
+)
+def test_a_mean_with_something_else_is_not_kept(
+    engine: TransformersEngine, beside: str, reason: Reason
+) -> None:
+    engine.encode(encode_plan(engine))
+    span = CaptureSpan(key="e" * 40, start=30, stop=70, beside=beside)
+
+    assert engine.encode(encode_plan(engine, captures=(span,))).failed == {span.key: reason}
+    assert engine.locate([span.key]) == {}
+
+
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [

@@ -21,9 +21,7 @@ FIRST, SECOND = PrecedingTurns(2, 3), PrecedingTurns(4, 2)
 def requests(engine, *, second):
     """Encode plans of one reading."""
     return [
-        plan
-        for plan in engine.encodes
-        if any(span.beside for span in plan.op.captures) is second
+        plan for plan in engine.encodes if any(span.beside for span in plan.op.captures) is second
     ]
 
 
@@ -142,7 +140,7 @@ def test_an_engine_lost_between_the_readings_leaves_nothing_behind(
 def test_a_reading_the_engine_lost_is_made_again_and_waits_longer_each_time(
     store, add, engine, make_encoder, monkeypatch
 ):
-    (fact,) = add(1)
+    add(1)
     encoder = make_encoder(
         MeanOfWindows(FIRST, SECOND), retry=RetryPolicy(base_seconds=10.0, max_seconds=1e3)
     )

@@ -6,6 +6,7 @@ import pytest
 import torch
 from connector_harness import BLOCK, Harness
 
+from inferscale_sdk.protocol import CaptureSpan, EncodeOp
 from inferscale_sdk.vllm_connector.layers import slots_of
 from inferscale_sdk.vllm_connector.metadata import CaptureStep, LoadPlan
 
@@ -146,3 +147,34 @@ def test_captured_in_small_chunks_equals_captured_alone(harness, prose) -> None:
 def test_slots_cross_blocks() -> None:
     slots = slots_of((7, 2), 126, 131, BLOCK)
     assert slots.tolist() == [7 * 128 + 126, 7 * 128 + 127, 2 * 128, 2 * 128 + 1, 2 * 128 + 2]
+
+
+def test_the_mean_of_two_readings_is_kept(harness, prose) -> None:
+    """Values to the bit; keys of layer 0, which see no context, as either reading has them."""
+    fact, n = prose[200:240], 40
+    near, far = prose[:60] + fact, prose[300:900] + fact
+    (first,) = harness.encode(near, [(60, 60 + n)], tag="first")
+    (second,) = harness.encode(far, [(600, 600 + n)], tag="second")
+    mean = "5" * 40
+    span = CaptureSpan(key=mean, start=600, stop=600 + n, beside=first)
+    op = EncodeOp(fingerprint=harness.fingerprint, captures=(span,))
+    answer = harness.ask(far, op, n=2).answer
+    assert answer["stored"] == [mean] and answer["failed"] == {}
+    segment, one, other = (harness.resident(key) for key in (mean, first, second))
+    assert segment.origin == 600
+    half = ((one.data[:, 1].float() + other.data[:, 1].float()) / 2).to(one.data.dtype)
+    torch.testing.assert_close(segment.data[:, 1].float(), half.float(), atol=0.02, rtol=0.02)
+    keys = [s.data[0, 0].float() for s in (segment, other)]
+    torch.testing.assert_close(*keys, atol=0.05, rtol=0.02)
+    out = harness.inject(fact + prose[:9], [(mean, n)])
+    assert out.answer["loaded_tokens"] == n
+
+    for beside, reason in (
+        ("6" * 40, "missing"),
+        (harness.encode(near, [(0, n)])[0], "token_mismatch"),
+    ):
+        span = CaptureSpan(key="7" * 40, start=600, stop=600 + n, beside=beside)
+        op = EncodeOp(fingerprint=harness.fingerprint, captures=(span,))
+        assert harness.ask(far, op, n=2).answer["failed"] == {"7" * 40: reason}
+        assert "7" * 40 not in harness.worker._resident
+    assert harness.leftovers() == []
