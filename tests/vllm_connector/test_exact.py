@@ -23,14 +23,19 @@ def cache_bits(harness: Harness, block_ids: tuple[int, ...], n_tokens: int) -> t
         if module.isa == "vec":  # keys lie channel by channel, values token by token
             keys = keys.unflatten(2, (head_dim, block)).transpose(2, 3)
             values = values.unflatten(2, (block, head_dim))
-        else:  # both in groups of 32 tokens
+        else:  # keys in groups of 32 tokens, values by 16 channels of two tokens each
             assert n_tokens % 32 == 0
-            keys, values = (x.unflatten(2, (block // 32, -1)) for x in (keys, values))
-        rows = n_tokens * keys.shape[2] // block
-        layers.append(
-            torch.stack([x.transpose(0, 1).flatten(1, 2)[:, :rows] for x in (keys, values)])
-        )
+            keys = keys.unflatten(2, (block // 32, -1))
+            values = values.unflatten(2, (head_dim // 16, block // 2, 16, 2))
+            values = values.permute(0, 1, 3, 5, 2, 4).flatten(4, 5).flatten(2, 3)
+        layers.append(torch.stack([first_tokens(x, n_tokens / block) for x in (keys, values)]))
     return torch.stack(layers).clone()
+
+
+def first_tokens(pages: torch.Tensor, n_pages: float) -> torch.Tensor:
+    """The beginning of ``[block, kv_head, row, packed]``: [kv_head, …]."""
+    rows = int(n_pages * pages.shape[2])
+    return pages.transpose(0, 1).flatten(1, 2)[:, :rows].flatten(1)
 
 
 class Spy:
@@ -171,7 +176,7 @@ def test_the_mean_of_two_readings_is_kept(harness, prose) -> None:
 
     for beside, reason in (
         ("6" * 40, "missing"),
-        (harness.encode(near, [(0, n)])[0], "token_mismatch"),
+        (harness.encode(near, [(0, n)], tag="other tokens")[0], "token_mismatch"),
     ):
         span = CaptureSpan(key="7" * 40, start=600, stop=600 + n, beside=beside)
         op = EncodeOp(fingerprint=harness.fingerprint, captures=(span,))
