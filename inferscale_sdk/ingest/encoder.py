@@ -146,6 +146,7 @@ class Encoder:
             # Forgets first: a fact added again with the same text has the same key, and must not
             # lose its new KV to the deletion of the old.
             done = EncodeProgress(forgotten=self._forget_first())
+            self._total = self._total.plus(done)
             info = self._engine.info()
             profile = self.profile(info)
             if profile is None:
@@ -155,18 +156,20 @@ class Encoder:
                 for request in self._requests(profile, info, limit, scope):
                     if stop is not None and stop.is_set():
                         break
-                    done = done.plus(self._encode(request, profile, seq))
+                    step = self._encode(request, profile, seq)
+                    # At once: whoever waits for the last fact may ask for the sum next.
+                    done, self._total = done.plus(step), self._total.plus(step)
                     if progress is not None:
                         progress(
                             replace(done, pending=self._store.count_pending(profile, scope=scope))
                         )
                 if self._readings.drop():
-                    done = done.plus(EncodeProgress(forgotten=self._forget_first()))
+                    self._forget_first()
             finally:
                 self._readings.drop()
                 left = self._store.count_pending(profile, scope=scope)
                 done = replace(done, pending=left)
-                self._total = self._total.plus(done)
+                self._total = replace(self._total, pending=left, reason=done.reason)
             return done
 
     def drain(
