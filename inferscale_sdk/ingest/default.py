@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from inferscale_sdk.ingest.turns import RelatedTurns
-from inferscale_sdk.ingest.windows import WindowStrategy
+from inferscale_sdk.ingest.mean import MeanOfWindows
+from inferscale_sdk.ingest.related import RelatedFacts
+from inferscale_sdk.ingest.windows import PrecedingTurns, WindowStrategy
 
 __all__ = ["default_window"]
 
 
 def default_window() -> WindowStrategy:
-    """Ten related facts and then the ten before, to be bound to the memory's own index.
+    """Behind the twenty before, and again behind five related facts; to be bound to an index.
 
     Why these: docs/quality.md.
     """
-    return RelatedTurns(w=10, related=10)
+    return MeanOfWindows(PrecedingTurns(20), RelatedFacts(5, group=4))

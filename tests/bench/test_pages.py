@@ -25,7 +25,7 @@ def row(arm: str, evidence: str, kept: float) -> Row:
 def test_a_report_is_a_picture_and_a_page_that_needs_nothing_else(tmp_path):
     rows = [row(arm, e, 0.9) for arm in ("default", "w<0>") for e in ("natural", "guaranteed")]
     kept = dict.fromkeys(("prompt", "other", "default", "w<0>"), rows[0].kept)
-    report = QualityReport("Tiny & Co", "float32", "life.json", tuple(rows), kept, {}, {})
+    report = QualityReport("Tiny & Co", "float32", "life.json", tuple(rows), kept, {}, kept, {})
 
     png, page = write_plots(report, tmp_path / "new" / "plots")
 

@@ -34,10 +34,10 @@ def check(memory: Memory, grace: float = 0.0) -> OrphanCheck:
 def test_nothing_is_found_where_all_is_well(memory, engine):
     memory.add(["I like tea", "I live in Porto"], user_id="nora")
     assert memory.wait_encoded()
-    before = dict(engine.segments)
+    before, forgotten = dict(engine.segments), list(engine.forgotten)
     report = check(memory).run()
     assert (report.checked, report.orphans, report.lost, report.complete) == (2, 0, 0, True)
-    assert engine.segments == before and engine.forgotten == []
+    assert engine.segments == before and engine.forgotten == forgotten
 
 
 def test_a_client_that_died_before_recording_leaves_an_orphan(memory, engine, monkeypatch):
