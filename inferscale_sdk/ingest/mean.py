@@ -51,6 +51,11 @@ class MeanOfWindows(WindowStrategy):
         return self._first
 
     @property
+    def second(self) -> WindowStrategy:
+        """The second reading's strategy."""
+        return self._second
+
+    @property
     def max_tokens(self) -> int:
         """Tokens of one request of the second reading at most."""
         return self._second.max_tokens

@@ -112,7 +112,7 @@ def test_a_stopped_run_goes_on_and_a_report_adds_up(life_file, model_path, tmp_p
         data=life_file,
         model=str(model_path),
         work=tmp_path,
-        arms=("again", "related2", "related1/live2", "w4,related2"),
+        arms=("again", "related2", "related1/live2", "related3,related2"),
         ks=(5,),
         evidence=("natural", "guaranteed"),
         unit="turns",
@@ -137,7 +137,7 @@ def test_a_stopped_run_goes_on_and_a_report_adds_up(life_file, model_path, tmp_p
     assert related.prompt_tokens == full.prompt_tokens == full.prefilled_tokens
     assert related.prefilled_tokens < full.prefilled_tokens / 2
     assert rows["related1/live2", "natural"].prefilled_tokens > related.prefilled_tokens
-    mean = rows["w4,related2", "natural"]
+    mean = rows["related3,related2", "natural"]
     assert mean.prefilled_tokens == related.prefilled_tokens
     assert 0 < mean.kl < 5 and mean.nll != related.nll
     assert related.nll_difference.value == pytest.approx(related.nll - full.nll)

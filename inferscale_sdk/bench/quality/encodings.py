@@ -11,6 +11,7 @@ from inferscale_sdk.bench.quality.material import Material, by_position
 from inferscale_sdk.bench.quality.model import ScoringModel
 from inferscale_sdk.facts.base import EncodingRecord
 from inferscale_sdk.ingest.fitting import Fitted, fit
+from inferscale_sdk.ingest.mean import MeanOfWindows
 from inferscale_sdk.ingest.readings import FirstReadings
 from inferscale_sdk.ingest.related import RelatedFacts
 from inferscale_sdk.ingest.windows import WindowStrategy
@@ -57,7 +58,7 @@ class Encodings:
         missing = [fact for fact in facts if fact.id not in self.records]
         if not missing:
             return
-        if not (isinstance(self._strategy, RelatedFacts) and self._strategy.group == 1):
+        if not _one_by_one(self._strategy):
             # Groups are of consecutive facts: all are encoded, as the product would.
             missing = [fact for fact in self._material.facts if fact.id not in self.records]
         if self._strategy.first is not None:
@@ -123,6 +124,13 @@ class Encodings:
                 context_fact_ids=context,
                 created_at=datetime.now(UTC),
             )
+
+
+def _one_by_one(strategy: WindowStrategy) -> bool:
+    """Whether each fact is captured alone, so that those which nobody needs need not be."""
+    if isinstance(strategy, MeanOfWindows):
+        return _one_by_one(strategy.first) and _one_by_one(strategy.second)
+    return isinstance(strategy, RelatedFacts) and strategy.group == 1
 
 
 def _without_header(plan: EncodePlan, n_tokens: int) -> EncodePlan:
