@@ -139,6 +139,8 @@ class CaptureSpan(_Frozen):
     def _ordered(self) -> CaptureSpan:
         if self.stop <= self.start:
             raise ValueError(f"capture stop={self.stop} must be greater than start={self.start}")
+        if self.beside == self.key:
+            raise ValueError(f"capture {self.key} cannot be averaged with itself; name another key")
         return self
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from inferscale_sdk.errors import ProtocolError
 from inferscale_sdk.protocol import (
@@ -160,3 +161,8 @@ def test_what_is_too_much_is_refused_and_the_limit_named(fields: Any, named: str
     with pytest.raises(ProtocolError, match=named) as caught:
         parse_operation({"v": 1} | fields)
     assert len(str(caught.value)) < 600
+
+
+def test_nothing_is_averaged_with_itself() -> None:
+    with pytest.raises(ValidationError, match="with itself"):
+        CaptureSpan(key=KEY, start=0, stop=3, beside=KEY)

@@ -8,6 +8,7 @@ meanwhile; nothing here is ever on the path of an answer.
 from __future__ import annotations
 
 import logging
+import secrets
 import threading
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -19,6 +20,7 @@ from inferscale_sdk.errors import (
     EngineError,
     EngineTimeout,
     EngineUnavailable,
+    StoreError,
     blame,
 )
 from inferscale_sdk.facts.base import FactStore
@@ -29,7 +31,7 @@ from inferscale_sdk.ingest.progress import EncodeProgress, ProgressCallback
 from inferscale_sdk.ingest.readings import FirstReadings
 from inferscale_sdk.ingest.recording import record
 from inferscale_sdk.ingest.retry import Parking, RetryPolicy
-from inferscale_sdk.ingest.windows import WindowStrategy
+from inferscale_sdk.ingest.windows import EncodeBatch, WindowStrategy
 from inferscale_sdk.prompt.base import EncodePlan
 from inferscale_sdk.protocol import Reason
 from inferscale_sdk.types import Fact, Namespace
@@ -79,6 +81,7 @@ class Encoder:
         self._forgetting = threading.Lock()
         self._preambles: set[tuple[str, str]] = set()
         self._readings = FirstReadings(store)
+        self._nonce = secrets.token_hex(8)
         self._total = EncodeProgress()
 
     # -- asking ----------------------------------------------------------------------------
@@ -152,7 +155,7 @@ class Encoder:
             if profile is None:
                 return replace(done, reason=info.reason or "the engine cannot inject memory")
             try:
-                seq = self._store.last_seq()
+                seq = seq_now = self._store.last_seq()
                 for request in self._requests(profile, info, limit, scope):
                     if stop is not None and stop.is_set():
                         break
@@ -163,10 +166,12 @@ class Encoder:
                         progress(
                             replace(done, pending=self._store.count_pending(profile, scope=scope))
                         )
-                if self._readings.drop():
-                    self._forget_first()
+                    seq_now = self._heed_changes(seq_now)
+                else:
+                    # A strategy that reads a fact once only would have it read for ever.
+                    self._parking.fail(self._readings.unserved)
             finally:
-                self._readings.drop()
+                self._forget_readings()
                 left = self._store.count_pending(profile, scope=scope)
                 done = replace(done, pending=left)
                 self._total = replace(self._total, pending=left, reason=done.reason)
@@ -217,11 +222,32 @@ class Encoder:
         """The same, but what a server cannot drop now keeps nothing from being encoded."""
         try:
             return self.send_forgets()
-        except (EngineUnavailable, EngineTimeout):
+        except EngineUnavailable:
             raise
-        except EngineError as error:
+        except (EngineError, StoreError) as error:
             log.warning("stored KV of deleted facts is not dropped yet: %s", error)
             return 0
+
+    def _heed_changes(self, seq: int) -> int:
+        """Let go of first readings that a change has made stale since ``seq``; the number now."""
+        now = self._store.last_seq() if self._readings.by_fact else seq
+        if now != seq:
+            self._readings.drop_changed()
+        return now
+
+    def _forget_readings(self) -> None:
+        """First readings have served their purpose, or will be made again.
+
+        In a request of their own, and whatever becomes of it: what cannot be dropped now stays on
+        the ledger, and keeps neither this run's result nor the next run.
+        """
+        keys = self._readings.drop()
+        if keys:
+            try:
+                self._engine.forget(keys)
+                self._store.forget_done(keys)
+            except (EngineError, StoreError) as error:
+                log.info("first readings are not dropped yet: %s", blame(error))
 
     def engine_was_lost(self) -> None:
         """The engine may be another one now: ask again who it is, and capture preambles anew."""
@@ -237,7 +263,7 @@ class Encoder:
         # Parked facts may stand at the head of the queue; look past them.
         waiting = self._store.pending(profile, scope=scope, limit=limit + len(self._parking))
         ready = self._parking.ready(waiting)[:limit]
-        first = self._strategy.first
+        first = self._strategy.first_reading
         if first is not None:
             for fitted in self._fitted(first, ready, profile, info, is_first=True):
                 yield _Request(fitted, is_first=True)
@@ -257,6 +283,12 @@ class Encoder:
         for batch in strategy.batches(ready, self._store):
             if self._is_encoded(batch.facts, profile):
                 continue
+            if strategy.first_reading is not None:
+                # What was read first of a fact that has changed since is not there any more.
+                facts = tuple(fact for fact in batch.facts if fact.id in self._readings.by_fact)
+                if not facts:
+                    continue
+                batch = EncodeBatch(batch.window, facts)
             partition = batch.facts[0].namespace.partition
 
             def plan(
@@ -269,7 +301,7 @@ class Encoder:
                     partition=partition,
                     capture_preamble=(partition, profile) not in self._preambles,
                     readings=None if is_first else self._readings.by_fact,
-                    is_first=is_first,
+                    nonce=self._nonce if is_first else "",
                 )
 
             yield from fit(batch, plan, strategy, self._store, info.max_model_len)
@@ -285,6 +317,7 @@ class Encoder:
         if plan is None:
             return self._give_up(facts[0], fitted.n_tokens)
         self._note(plan)
+        before = () if request.is_first else self._readings.serve(facts)
         try:
             answer = self._engine.encode(plan)
         except (EngineUnavailable, EngineTimeout) as error:
@@ -301,7 +334,6 @@ class Encoder:
         if request.is_first:
             taken = self._readings.take(fitted.batch, plan, stored)
             return self._account(fitted, taken, answer.failed)
-        before = self._readings.before(facts)
         records = record(
             self._store,
             fitted.batch,

@@ -30,7 +30,7 @@ class MeanOfWindows(WindowStrategy):
 
     def __init__(self, first: WindowStrategy, second: WindowStrategy) -> None:
         for strategy in (first, second):
-            if strategy.first is not None:
+            if strategy.first_reading is not None:
                 raise ConfigurationError(
                     f"a mean of the mean {strategy.name!r}; give two windows of other kinds"
                 )
@@ -46,12 +46,12 @@ class MeanOfWindows(WindowStrategy):
         return f"mean-of-{self._first.name}-and-{self._second.name}"
 
     @property
-    def first(self) -> WindowStrategy:
+    def first_reading(self) -> WindowStrategy:
         """The first reading's strategy."""
         return self._first
 
     @property
-    def second(self) -> WindowStrategy:
+    def second_reading(self) -> WindowStrategy:
         """The second reading's strategy."""
         return self._second
 

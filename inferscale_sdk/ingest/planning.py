@@ -28,7 +28,7 @@ class EncodePlanner(Protocol):
         capture_preamble: bool,
         messages: Sequence[Message] = (),
         readings: Mapping[str, Reading] | None = None,
-        is_first: bool = False,
+        nonce: str = "",
     ) -> EncodePlan:
         """One encode request."""
         ...

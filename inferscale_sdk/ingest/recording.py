@@ -10,7 +10,7 @@ from inferscale_sdk.ingest.windows import EncodeBatch
 from inferscale_sdk.prompt.base import EncodePlan
 from inferscale_sdk.types import Fact
 
-__all__ = ["record"]
+__all__ = ["changed", "record"]
 
 
 def record(
@@ -42,9 +42,9 @@ def record(
     if store.last_seq() != seq:
         # A fact's record is dropped when a fact of its window changes, but a change that came
         # before the record was written found nothing to drop.
-        changed = _changed(store, (*batch.window, *batch.facts, *before))
-        if changed:
-            store.invalidate(changed)
+        stale = changed(store, (*batch.window, *batch.facts, *before))
+        if stale:
+            store.invalidate(stale)
     return records
 
 
@@ -71,14 +71,20 @@ def _records(
     ]
 
 
-def _changed(store: FactStore, facts: Collection[Fact]) -> list[str]:
-    used = {fact.id: fact for fact in facts}
-    now = {fact.id: fact for fact in store.current(list(used))}
-    return [
-        fact_id
-        for fact_id, fact in used.items()
-        if fact_id not in now or _line_inputs(now[fact_id]) != _line_inputs(fact)
-    ]
+def changed(store: FactStore, facts: Collection[Fact]) -> list[str]:
+    """Ids of those that no longer read as they did, or are gone.
+
+    Args:
+        store: Has them as they are now.
+        facts: As they were read. There may be several versions of one: each must hold.
+    """
+    now = {fact.id: fact for fact in store.current(list({fact.id for fact in facts}))}
+    stale = (
+        fact.id
+        for fact in facts
+        if fact.id not in now or _line_inputs(now[fact.id]) != _line_inputs(fact)
+    )
+    return list(dict.fromkeys(stale))
 
 
 def _line_inputs(fact: Fact) -> tuple[object, ...]:

@@ -58,7 +58,7 @@ class WindowStrategy(ABC):
         return DEFAULT_MAX_TOKENS
 
     @property
-    def first(self) -> WindowStrategy | None:
+    def first_reading(self) -> WindowStrategy | None:
         """Reads the same facts before this strategy does; the mean of both readings is kept.
 
         ``None``, as here, where one reading is enough.

@@ -25,7 +25,7 @@ def averaged(
     Args:
         segment: One reading.
         beside: The other, whose keys are turned to where those of ``segment`` stand; ``None`` if
-            it is not there.
+            it is not there. One of another owner's is not there for this one.
         tables: Of the loaded model.
         device: Where to compute.
 
@@ -36,7 +36,7 @@ def averaged(
     Raises:
         CorruptSegment: ``beside`` does not have this model's shape.
     """
-    if beside is None:
+    if beside is None or beside.owner != segment.owner:
         return segment, Reason.MISSING
     if beside.token_digest != segment.token_digest:
         return segment, Reason.TOKEN_MISMATCH

@@ -78,8 +78,8 @@ def segment_key(
         own_ids: The segment's own tokens.
         adapter: LoRA name and weights digest, empty without one.
         storage_dtype: Dtype at rest, ``auto`` for the cache's own.
-        reading: ``first`` for what is only kept until the second reading, then the first one's key;
-            empty where a fact is read once.
+        reading: For the first of two readings ``first`` and whose, for the mean the first one's
+            name; empty where a fact is read once.
 
     Returns:
         40 lower-case hex digits.

@@ -186,7 +186,7 @@ class _EncodePlanner:
         capture_preamble: bool,
         messages: Sequence[Message | Mapping[str, Any]] = (),
         readings: Mapping[str, Reading] | None = None,
-        is_first: bool = False,
+        nonce: str = "",
     ) -> EncodePlan:
         return self._serving.planner().plan_encode(
             window,
@@ -196,5 +196,5 @@ class _EncodePlanner:
             capture_preamble=capture_preamble,
             messages=messages,
             readings=readings,
-            is_first=is_first,
+            nonce=nonce,
         )

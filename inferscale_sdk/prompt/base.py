@@ -129,11 +129,13 @@ class Reading:
     """A fact's KV that is kept until it is read again in another window.
 
     Args:
-        key: Of the segment.
+        key: Of the segment: its run's alone, so that nobody else's run forgets it.
+        name: The same in every run: what the mean's key is made of.
         before: The facts that stood before it.
     """
 
     key: str
+    name: str
     before: tuple[Fact, ...]
 
 
@@ -149,6 +151,7 @@ class EncodePlan:
         context_fact_ids: For each fact captured, the facts that stand before it in this prompt, or
             stood before it in its first reading.
         captures_preamble: Whether ``op.captures[0]`` is the preamble.
+        reading_names: For each fact captured, :attr:`Reading.name`, where this is a first reading.
     """
 
     token_ids: tuple[int, ...]
@@ -156,3 +159,4 @@ class EncodePlan:
     fact_ids: tuple[str, ...]
     context_fact_ids: tuple[tuple[str, ...], ...]
     captures_preamble: bool = False
+    reading_names: tuple[str, ...] = ()

@@ -177,7 +177,7 @@ class Planner:
         messages: Sequence[Message | Mapping[str, Any]] = (),
         max_model_len: int | None = None,
         readings: Mapping[str, Reading] | None = None,
-        is_first: bool = False,
+        nonce: str = "",
     ) -> EncodePlan:
         """Plan the encoding of ``facts`` behind ``window``, in one request.
 
@@ -193,7 +193,7 @@ class Planner:
             messages: The application's own system message, if it has a fixed one.
             max_model_len: The model's context length, to notice a window that does not fit.
             readings: First readings by fact id: the mean of these and this one is kept.
-            is_first: What is captured will only be averaged with a second reading.
+            nonce: What is captured is a first reading, and its keys are this run's alone.
 
         Raises:
             NamespaceError: A fact belongs to another partition.
@@ -210,6 +210,7 @@ class Planner:
         secret = namespace_secret(self._store_secret, partition)
         ids = list(self._preamble(messages))
         captures, context, contexts = [], [fact.id for fact in window], []
+        names: list[str] = []
         if capture_preamble:
             key = self._key(fingerprint, secret, (), ids)
             captures.append(CaptureSpan(key=key, start=0, stop=len(ids)))
@@ -217,12 +218,16 @@ class Planner:
             ids += self._line_ids(fact)
         for fact in facts:
             own = self._line_ids(fact)
-            reading = (readings or {}).get(fact.id)
-            beside = None if reading is None else reading.key
-            key = self._key(fingerprint, secret, ids, own, "first" if is_first else beside or "")
+            first = (readings or {}).get(fact.id)
+            beside, name, earlier = (
+                (first.key, first.name, first.before) if first else (None, "", ())
+            )
+            if nonce:
+                names.append(self._key(fingerprint, secret, ids, own, "first"))
+                name = f"first {nonce}"
+            key = self._key(fingerprint, secret, ids, own, name)
             stop = len(ids) + len(own)
             captures.append(CaptureSpan(key=key, start=len(ids), stop=stop, beside=beside))
-            earlier = () if reading is None else reading.before
             contexts.append(tuple(dict.fromkeys((*context, *(f.id for f in earlier)))))
             context.append(fact.id)
             ids += own
@@ -236,6 +241,7 @@ class Planner:
             fact_ids=tuple(fact.id for fact in facts),
             context_fact_ids=tuple(contexts),
             captures_preamble=capture_preamble,
+            reading_names=tuple(names),
         )
 
     # -- parts -----------------------------------------------------------------------------

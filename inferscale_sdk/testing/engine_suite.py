@@ -66,13 +66,16 @@ class _Life:
             partition=self.scope.partition,
             capture_preamble=True,
             readings=readings,
-            is_first=is_first,
+            nonce="suite" if is_first else "",
         )
 
     def second_reading(self, first: EncodePlan) -> EncodePlan:
         keys = [span.key for span in first.op.captures[1:]]
         return self.encode_plan(
-            {fact.id: Reading(key, ()) for fact, key in zip(self.facts, keys, strict=True)}
+            {
+                fact.id: Reading(key, name, ())
+                for fact, key, name in zip(self.facts, keys, first.reading_names, strict=True)
+            }
         )
 
     def records(self, plan: EncodePlan) -> dict[str, EncodingRecord]:

@@ -26,7 +26,14 @@ if TYPE_CHECKING:
 
     from inferscale_sdk.vllm_connector.config import ConnectorConfig
 
-__all__ = ["DeviceShelf", "division_of", "locate_below", "open_below", "tier_figures"]
+__all__ = [
+    "DeviceShelf",
+    "division_of",
+    "locate_below",
+    "open_below",
+    "read_at_once",
+    "tier_figures",
+]
 
 log = logging.getLogger(__name__)
 
@@ -105,6 +112,13 @@ def open_below(
 
 def _behind(tier: Tier, config: ConnectorConfig) -> WriteBehind:
     return WriteBehind(tier, max_bytes=config.write_queue_bytes)
+
+
+def read_at_once(below: Tier, key: str) -> Segment | None:
+    """A segment from this machine's disk; other machines are not asked, which may take long."""
+    tiers = below.tiers if isinstance(below, TieredStore) else (below,)
+    found = (tier.get(key) for tier in tiers if tier.name == DiskTier.name)
+    return next((segment for segment in found if segment is not None), None)
 
 
 def tier_figures(below: Tier | None, resident: Mapping[str, Segment]) -> list[dict[str, Any]]:

@@ -47,6 +47,7 @@ from inferscale_sdk.vllm_connector.storage import (
     division_of,
     locate_below,
     open_below,
+    read_at_once,
     tier_figures,
 )
 
@@ -270,12 +271,12 @@ class WorkerHalf:
         return self._keep(request_id, mean)
 
     def _stored(self, key: str) -> Segment | None:
-        """A segment in memory or below, for the engine's own thread: it waits for the read."""
+        """A segment in memory or on disk. For the engine's own thread: it waits for the read."""
         if key in self._forgetting:
             return None
         segment = self._resident.get(key)
         if segment is None and self._below is not None:
-            segment = self._below.get(key)
+            segment = read_at_once(self._below, key)
         return segment
 
     def _keep(self, request_id: str, segment: Segment) -> Captured:

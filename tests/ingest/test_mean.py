@@ -4,7 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from inferscale_sdk.errors import ConfigurationError, EngineUnavailable
+from inferscale_sdk.errors import (
+    ConfigurationError,
+    EngineError,
+    EngineTimeout,
+    EngineUnavailable,
+    StoreError,
+)
+from inferscale_sdk.facts.sqlite import SQLiteFactStore
+from inferscale_sdk.ingest.default import default_window
+from inferscale_sdk.ingest.encoder import Encoder
 from inferscale_sdk.ingest.mean import MeanOfWindows
 from inferscale_sdk.ingest.related import RelatedFacts
 from inferscale_sdk.ingest.relatives import Relatives
@@ -130,7 +139,7 @@ def test_an_engine_lost_between_the_readings_leaves_nothing_behind(
     monkeypatch.setattr(engine, "encode", gone_for_the_second)
     with pytest.raises(EngineUnavailable):
         encoder.run_once()
-    assert len(store.forget_queue()) == 4
+    assert len(engine.forgotten) == 4, "or queued, where the engine cannot be told either"
     monkeypatch.setattr(engine, "encode", encode)
     done = encoder.run_once()
     assert (done.encoded, done.pending) == (4, 0)
@@ -171,15 +180,152 @@ def test_a_refused_first_reading_has_no_second(store, add, engine, make_encoder)
     assert requests(engine, second=True) == []
 
 
-class Nearest(Relatives):
+class Near(Relatives):
+    """Those somebody names."""
+
+    def __init__(self, store=None, ids=()):
+        self.store, self.ids = store, dict(ids)
+
     def nearest(self, fact, n):
-        return []
+        return self.store.get_many(self.ids.get(fact.id, [])[:n], fact.namespace)
+
+
+def update_in_the_first_request(engine, store, fact, monkeypatch):
+    encode = engine.encode
+
+    def updating(plan):
+        monkeypatch.setattr(engine, "encode", encode)
+        store.update(fact.id, ALICE, text="This reads otherwise from now on")
+        return encode(plan)
+
+    monkeypatch.setattr(engine, "encode", updating)
+
+
+def behind(engine, store, encoder, facts, line):
+    """Ids of facts whose recorded KV was computed behind ``line``, in either reading."""
+    prompts = {
+        span.key: (plan.token_ids[: span.start], span.beside)
+        for plan in engine.encodes
+        for span in plan.op.captures
+    }
+    found = []
+    for record in store.encodings([f.id for f in facts], encoder.profile()).values():
+        ids, beside = prompts[record.key]
+        both = (ids, prompts[beside][0])
+        n = len(line)
+        if any(list(i[at : at + n]) == line for i in both for at in range(len(i))):
+            found.append(record.fact_id)
+    return found
+
+
+def test_what_was_read_behind_an_old_text_is_never_recorded(
+    store, add, engine, make_encoder, planner, monkeypatch
+):
+    """One request may know two versions of a fact; that the newer one holds is not enough."""
+    old, new = add(2)
+    near = RelatedFacts(5, relatives=Near(store, {new.id: [old.id]}))
+    encoder = make_encoder(MeanOfWindows(near, PrecedingTurns(4, 4)))
+    line = planner._line_ids(old)
+    update_in_the_first_request(engine, store, old, monkeypatch)
+    encoder.run_once()
+    assert behind(engine, store, encoder, [old, new], line) == []
+
+
+def test_nor_with_the_default(store, add, engine, make_encoder, planner, monkeypatch):
+    facts = add(25)
+    changed, first, second = facts[18], facts[19], facts[20]
+    near = Near(store, {facts[3].id: [changed.id, second.id, first.id]})
+    encoder = make_encoder(default_window().bound(near))
+    line = planner._line_ids(changed)
+    update_in_the_first_request(engine, store, changed, monkeypatch)
+    encoder.drain()
+    assert behind(engine, store, encoder, facts, line) == []
+    encoder.drain()
+    assert encoder.is_done()
+
+
+def test_a_deletion_between_the_readings_takes_what_was_read_first(
+    store, add, engine, make_encoder, monkeypatch
+):
+    """Queued before the next request, and no second reading repeats the words."""
+    facts = add(6)
+    encoder = make_encoder(MeanOfWindows(PrecedingTurns(1, 3), PrecedingTurns(2, 3)))
+    encode, seen = engine.encode, []
+
+    def deleting(plan):
+        answer = encode(plan)
+        if len(engine.encodes) == 2:
+            store.delete(facts[4].id, ALICE, hard=True)
+        elif len(engine.encodes) == 3:
+            seen.extend(store.forget_queue())
+        return answer
+
+    monkeypatch.setattr(engine, "encode", deleting)
+    encoder.run_once()
+    readings = [span.key for plan in engine.encodes[:2] for span in plan.op.captures[-3:]]
+    assert set(readings[4:]) <= set(seen)
+    assert facts[4].id not in [i for plan in engine.encodes[2:] for i in plan.fact_ids]
+
+
+@pytest.mark.parametrize("error", [EngineError, EngineTimeout, StoreError])
+def test_facts_are_encoded_also_where_nothing_can_be_forgotten(
+    store, add, engine, make_encoder, error
+):
+    add(30)
+    encoder = make_encoder(MeanOfWindows(FIRST, SECOND))
+
+    def forget(keys):
+        raise error("a tier does not answer")
+
+    engine.forget = forget
+    for _ in range(4):
+        encoder.run_once(8)
+    assert encoder.is_done()
+    assert len(store.forget_queue()) == 30, "and nothing is lost sight of"
+
+
+def test_two_encoders_keep_their_first_readings_apart(
+    store, add, engine, make_encoder, planner, tmp_path, monkeypatch
+):
+    facts = add(4)
+    mean = MeanOfWindows(FIRST, SECOND)
+    other_store = SQLiteFactStore(tmp_path / "facts.db")
+    one, other = make_encoder(mean), Encoder(other_store, engine, planner, mean)
+    encode = engine.encode
+
+    def overtaken(plan):
+        if any(span.beside for span in plan.op.captures):
+            monkeypatch.setattr(engine, "encode", encode)
+            assert other.run_once().encoded == 4
+        return encode(plan)
+
+    monkeypatch.setattr(engine, "encode", overtaken)
+    one.run_once()
+    other_store.close()
+    records = store.encodings([f.id for f in facts], one.profile())
+    preamble = engine.encodes[0].op.captures[0].key
+    assert set(engine.segments) == {preamble, *(r.key for r in records.values())}
+    means = {s.key for p in requests(engine, second=True) for s in p.op.captures if s.beside}
+    assert len(means) == 4, "the same facts in the same windows have the same keys"
+
+
+class Forgetful(PrecedingTurns):
+    """Captures nothing."""
+
+    def batches(self, pending, store):
+        return iter(())
+
+
+def test_a_strategy_that_reads_once_only_does_not_run_for_ever(add, make_encoder):
+    add(3)
+    done = make_encoder(MeanOfWindows(FIRST, Forgetful(9))).drain(timeout=20)
+    assert done.encoded == 0 and not done.reason
 
 
 def test_both_windows_get_the_relatives():
-    mean = MeanOfWindows(RelatedTurns(), RelatedFacts()).bound(Nearest())
+    mean = MeanOfWindows(RelatedTurns(), RelatedFacts()).bound(Near())
     assert mean.name == "mean-of-related-10-preceding-10x10-and-related-5"
-    assert mean.first.name == "related-10-preceding-10x10"
+    assert mean.first_reading.name == "related-10-preceding-10x10"
 
 
 @pytest.mark.parametrize(

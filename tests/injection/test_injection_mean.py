@@ -1,5 +1,7 @@
 """Two readings of the same tokens as one."""
 
+from dataclasses import replace
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -63,12 +65,14 @@ def test_what_is_not_there_or_of_other_tokens_is_told():
     one = reading(ONE, 0, 1)
 
     assert averaged(one, None, TABLES, device=CPU) == (one, Reason.MISSING)
+    of_somebody_else = replace(reading(OTHER, 0, 1), owner="1f")
+    assert averaged(one, of_somebody_else, TABLES, device=CPU) == (one, Reason.MISSING)
     other = reading(OTHER, 0, 1, digest="1" * 32)
     assert averaged(one, other, TABLES, device=CPU) == (one, Reason.TOKEN_MISMATCH)
 
 
 def test_another_models_segment_is_refused():
-    other = Segment(OTHER, torch.zeros(2, 2, 3, 2, 6), 0, "0" * 32)
+    other = Segment(OTHER, torch.zeros(2, 2, 3, 2, 6), 0, "0" * 32, "0f")
 
     with pytest.raises(CorruptSegment, match="does not fit"):
         averaged(reading(ONE, 0, 1), other, TABLES, device=CPU)

@@ -61,8 +61,8 @@ class Encodings:
         if not _one_by_one(self._strategy):
             # Groups are of consecutive facts: all are encoded, as the product would.
             missing = [fact for fact in self._material.facts if fact.id not in self.records]
-        if self._strategy.first is not None:
-            for fitted in self._fitted(self._strategy.first, missing):
+        if self._strategy.first_reading is not None:
+            for fitted in self._fitted(self._strategy.first_reading, missing):
                 self._read_first(fitted)
         for fitted in self._fitted(self._strategy, missing):
             self._encode(fitted)
@@ -73,7 +73,7 @@ class Encodings:
 
     def _fitted(self, strategy: WindowStrategy, facts: Iterable[Fact]) -> Iterator[Fitted]:
         store, limit = self._material.store, self._model.model.max_model_len
-        is_first = strategy is self._strategy.first
+        is_first = strategy is self._strategy.first_reading
 
         def plan(window: Iterable[Fact], facts: Iterable[Fact]) -> EncodePlan:
             return self._planner.plan_encode(
@@ -83,7 +83,7 @@ class Encodings:
                 partition=self._material.owner.partition,
                 capture_preamble=False,
                 readings=None if is_first else self._readings.by_fact,
-                is_first=is_first,
+                nonce="bench" if is_first else "",
             )
 
         for batch in strategy.batches(by_position(tuple(facts)), store):
@@ -129,7 +129,7 @@ class Encodings:
 def _one_by_one(strategy: WindowStrategy) -> bool:
     """Whether each fact is captured alone, so that those which nobody needs need not be."""
     if isinstance(strategy, MeanOfWindows):
-        return _one_by_one(strategy.first) and _one_by_one(strategy.second)
+        return _one_by_one(strategy.first_reading) and _one_by_one(strategy.second_reading)
     return isinstance(strategy, RelatedFacts) and strategy.group == 1
 
 
