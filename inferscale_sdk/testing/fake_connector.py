@@ -31,6 +31,7 @@ from inferscale_sdk.protocol import (
     salt_matches,
     verify,
 )
+from inferscale_sdk.testing.fake_segments import why_no_mean
 
 __all__ = ["FakeConnector"]
 
@@ -124,11 +125,10 @@ class FakeConnector:
         failed = {}
         for capture in op.captures:
             digest = token_digest(token_ids[capture.start : capture.stop])
-            there = capture.beside is None or capture.beside in self.segments
-            if there and self.segments.get(capture.beside or "", digest) == digest:
-                self.segments[capture.key] = digest
+            if reason := why_no_mean(self.segments, capture.beside, digest):
+                failed[capture.key] = reason
             else:
-                failed[capture.key] = Reason.TOKEN_MISMATCH if there else Reason.MISSING
+                self.segments[capture.key] = digest
         stored = tuple(capture.key for capture in op.captures if capture.key not in failed)
         return EncodeAnswer(stored=stored, failed=failed)
 

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from inferscale_sdk.errors import EngineError
 from inferscale_sdk.kv.key import token_digest
 from inferscale_sdk.prompt.base import EncodePlan, PromptPlan
 from inferscale_sdk.protocol import EncodeAnswer, InjectAnswer, Reason, salt_matches
 from inferscale_sdk.types import InjectionReport, InjectionStatus
 
-__all__ = ["FakeSegments", "report"]
+__all__ = ["FakeSegments", "report", "why_no_mean"]
+
+
+def why_no_mean(digests: Mapping[str, str], beside: str | None, digest: str) -> Reason:
+    """Why no mean can be taken with an earlier reading, if it is asked for."""
+    if beside is None or digests.get(beside) == digest:
+        return Reason.OK
+    return Reason.TOKEN_MISMATCH if beside in digests else Reason.MISSING
 
 
 class FakeSegments:
@@ -44,18 +53,12 @@ class FakeSegments:
                     f"a capture stops at {span.stop}, the prompt has {len(plan.token_ids)} tokens"
                 )
             digest = token_digest(own)
-            if reason := self._unfit(span.beside, digest):
+            if reason := why_no_mean(self.digests, span.beside, digest):
                 failed[span.key] = reason
             else:
                 self.digests[span.key] = digest
         stored = tuple(span.key for span in spans if span.key not in failed)
         return EncodeAnswer(stored=stored, failed=failed)
-
-    def _unfit(self, beside: str | None, digest: str) -> Reason:
-        """Why no mean can be taken with an earlier reading, if it is asked for."""
-        if beside is None or self.digests.get(beside) == digest:
-            return Reason.OK
-        return Reason.TOKEN_MISMATCH if beside in self.digests else Reason.MISSING
 
     def inject(self, plan: PromptPlan) -> InjectAnswer:
         """What the connector would take from stored KV."""

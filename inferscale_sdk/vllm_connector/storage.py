@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
@@ -114,10 +114,13 @@ def _behind(tier: Tier, config: ConnectorConfig) -> WriteBehind:
     return WriteBehind(tier, max_bytes=config.write_queue_bytes)
 
 
+def _tiers(below: Tier) -> Sequence[Tier]:
+    return below.tiers if isinstance(below, TieredStore) else (below,)
+
+
 def read_at_once(below: Tier, key: str) -> Segment | None:
     """A segment from this machine's disk; other machines are not asked, which may take long."""
-    tiers = below.tiers if isinstance(below, TieredStore) else (below,)
-    found = (tier.get(key) for tier in tiers if tier.name == DiskTier.name)
+    found = (tier.get(key) for tier in _tiers(below) if tier.name == DiskTier.name)
     return next((segment for segment in found if segment is not None), None)
 
 
@@ -138,8 +141,7 @@ def locate_below(
     ``unknown`` stands for a place that could not be asked.
     """
     found = {} if config.disk_path is None else dict(locate(config.disk_path, keys))
-    tiers = below.tiers if isinstance(below, TieredStore) else (below,)
-    for tier in tiers:
+    for tier in _tiers(below):
         # Also what waits to be written, and what no folder shows.
         asked = [key for key in keys if tier.name not in found.get(key, ())]
         try:

@@ -96,7 +96,12 @@ class Core:
             digest = token_digest(prompt[span.start : span.stop])
             segment = Segment(span.key, data, span.start, digest, owner)
             if span.beside is not None:
-                segment, reason = self._with(segment, self.store.get(span.beside))
+                segment, reason = averaged(
+                    segment,
+                    self.store.get(span.beside),
+                    self.proof.tables,
+                    device=self.model.device,
+                )
                 if reason:
                     self.count("failed_captures")
                     return reason
@@ -108,9 +113,6 @@ class Core:
             return Reason.STORE_FAILED
         self.count("captured_segments")
         return Reason.OK
-
-    def _with(self, segment: Segment, beside: Segment | None) -> tuple[Segment, Reason]:
-        return averaged(segment, beside, self.proof.tables, device=self.model.device)
 
 
 class Job:
