@@ -100,6 +100,14 @@ def test_arms_are_named_by_what_they_do(name, spec):
     assert parse_arm(name).spec == spec
 
 
+@pytest.mark.parametrize("option", ["twice", "summary"])
+def test_an_option_changes_both_readings(material, option):
+    material, _ = material
+    mean = parse_arm(f"default/{option}").strategy(material)
+    assert mean.first_reading.name == f"preceding-20-{option}"
+    assert mean.second_reading.name == f"related-5x4-{option}"
+
+
 @pytest.mark.parametrize("name", ["w", "nearest5", "w20/loud", "", "prompt5", "w20,", "w20,none"])
 def test_unknown_arms_are_named(name):
     with pytest.raises(ConfigurationError, match="unknown"):

@@ -96,8 +96,17 @@ class Arm:
             relatives = ArrivalRelatives(material, same_session=self.arrival == "batch")
         bound = self.window.bound(relatives)
         if self.summary:
-            bound = BehindSummary(bound, material.summaries)
-        return ReadTwice(bound) if self.twice else bound
+            bound = _in_each(bound, lambda strategy: BehindSummary(strategy, material.summaries))
+        return _in_each(bound, ReadTwice) if self.twice else bound
+
+
+def _in_each(
+    strategy: WindowStrategy, change: Callable[[WindowStrategy], WindowStrategy]
+) -> WindowStrategy:
+    """The strategy changed, in both readings where it has two."""
+    if isinstance(strategy, MeanOfWindows):
+        return MeanOfWindows(change(strategy.first_reading), change(strategy.second_reading))
+    return change(strategy)
 
 
 def parse_arm(name: str) -> Arm:
